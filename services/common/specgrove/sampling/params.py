@@ -1,0 +1,87 @@
+"""What a request asks of the sampler and when it ends. Torch-free: the gateway builds these, the verifier obeys them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from specgrove.errors import InvalidInput
+
+MAX_SEED = 2**64 - 1
+MAX_STOP_STRINGS = 16
+MAX_STOP_STRING_CHARS = 1024
+MAX_STOP_TOKEN_IDS = 64
+MAX_TOP_K = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next token is chosen. `temperature` 0 is greedy: the noise of `seed` is switched off."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0  # 0 keeps everything
+    min_p: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.temperature) or not 0.0 <= self.temperature <= 100.0:
+            raise InvalidInput(f"temperature must be between 0 and 100, got {self.temperature}", field="temperature")
+        if not math.isfinite(self.top_p) or not 0.0 < self.top_p <= 1.0:
+            raise InvalidInput(f"top_p must be above 0 and at most 1, got {self.top_p}", field="top_p")
+        if not 0 <= self.top_k <= MAX_TOP_K:
+            raise InvalidInput(f"top_k must be 0 (off) or positive, got {self.top_k}", field="top_k")
+        if not math.isfinite(self.min_p) or not 0.0 <= self.min_p <= 1.0:
+            raise InvalidInput(f"min_p must be between 0 and 1, got {self.min_p}", field="min_p")
+        if not 0 <= self.seed <= MAX_SEED:
+            raise InvalidInput(f"seed must be between 0 and 2**64 - 1, got {self.seed}", field="seed")
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class StopConditions:
+    """When a generation ends. `min_tokens` suppresses every stop but `max_tokens` and the end of the context."""
+
+    max_tokens: int
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    stop_token_ids: tuple[int, ...] = ()
+    stop_strings: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.max_tokens < 1:
+            raise InvalidInput(f"max_tokens must be at least 1, got {self.max_tokens}", field="max_tokens")
+        if not 0 <= self.min_tokens <= self.max_tokens:
+            raise InvalidInput(
+                f"min_tokens must be between 0 and max_tokens ({self.max_tokens}), got {self.min_tokens}",
+                field="min_tokens",
+            )
+        if len(self.stop_strings) > MAX_STOP_STRINGS:
+            raise InvalidInput(f"at most {MAX_STOP_STRINGS} stop strings, got {len(self.stop_strings)}", field="stop")
+        if any(not text or len(text) > MAX_STOP_STRING_CHARS for text in self.stop_strings):
+            raise InvalidInput(
+                f"a stop string must have 1 to {MAX_STOP_STRING_CHARS} characters; drop the empty or longer one",
+                field="stop",
+            )
+        if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
+            raise InvalidInput(
+                f"at most {MAX_STOP_TOKEN_IDS} stop token ids, got {len(self.stop_token_ids)}", field="stop_token_ids"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationOptions:
+    """A request's own limits on speculation; 0 means the verifier's limit. Never changes a token."""
+
+    is_enabled: bool = True
+    max_nodes: int = 0
+    max_depth: int = 0
+
+    def __post_init__(self) -> None:
+        if self.max_nodes < 0:
+            raise InvalidInput(f"max_nodes must not be negative, got {self.max_nodes}", field="speculation.max_nodes")
+        if self.max_depth < 0:
+            raise InvalidInput(f"max_depth must not be negative, got {self.max_depth}", field="speculation.max_depth")

@@ -1,0 +1,115 @@
+"""Between the wire and our own values: the one place where messages become dataclasses and back.
+
+Everything that comes from the wire is checked here; what fails raises `InvalidInput` that names the field.
+"""
+
+from __future__ import annotations
+
+from specgrove.draft import Draft
+from specgrove.outcome import FinishReason, SpeculationStats
+from specgrove.proto.v1 import generation_pb2, speculation_pb2
+from specgrove.sampling.params import SamplingParams, SpeculationOptions, StopConditions
+from specgrove.tree import TokenTree
+
+PROTOCOL_VERSION = 1
+
+
+def sampling_to_proto(params: SamplingParams) -> generation_pb2.SamplingParams:
+    return generation_pb2.SamplingParams(
+        temperature=params.temperature, top_p=params.top_p, top_k=params.top_k, min_p=params.min_p, seed=params.seed
+    )
+
+
+def sampling_from_proto(message: generation_pb2.SamplingParams) -> SamplingParams:
+    return SamplingParams(message.temperature, message.top_p, message.top_k, message.min_p, message.seed)
+
+
+def stop_to_proto(stop: StopConditions) -> generation_pb2.StopConditions:
+    return generation_pb2.StopConditions(
+        max_tokens=stop.max_tokens,
+        min_tokens=stop.min_tokens,
+        ignore_eos=stop.ignore_eos,
+        stop_token_ids=stop.stop_token_ids,
+        stop_strings=stop.stop_strings,
+    )
+
+
+def stop_from_proto(message: generation_pb2.StopConditions) -> StopConditions:
+    return StopConditions(
+        message.max_tokens,
+        message.min_tokens,
+        message.ignore_eos,
+        tuple(message.stop_token_ids),
+        tuple(message.stop_strings),
+    )
+
+
+def speculation_to_proto(options: SpeculationOptions) -> generation_pb2.SpeculationOptions:
+    return generation_pb2.SpeculationOptions(
+        disabled=not options.is_enabled, max_nodes=options.max_nodes, max_depth=options.max_depth
+    )
+
+
+def speculation_from_proto(message: generation_pb2.SpeculationOptions) -> SpeculationOptions:
+    return SpeculationOptions(not message.disabled, message.max_nodes, message.max_depth)
+
+
+def tree_to_proto(
+    session_key: int, base_len: int, base_hash: int, tree: TokenTree, draft_s: float = 0.0
+) -> speculation_pb2.TokenTree:
+    """The message of `tree` under a base; the root is not sent."""
+    return speculation_pb2.TokenTree(
+        session_key=session_key,
+        base_len=base_len,
+        base_hash=base_hash,
+        token_ids=tree.token_ids[1:],
+        parents=tree.parents[1:],
+        members=tree.members[1:],
+        draft_s=draft_s,
+    )
+
+
+def draft_from_proto(message: speculation_pb2.TokenTree) -> Draft:
+    """The draft in `message`, not yet compared with anything."""
+    return Draft(
+        message.session_key,
+        message.base_len,
+        message.base_hash,
+        tuple(message.token_ids),
+        tuple(message.parents),
+        tuple(message.members),
+        message.draft_s,
+    )
+
+
+def tree_from_proto(
+    message: speculation_pb2.TokenTree, *, root_token_id: int, vocab_size: int, max_nodes: int, max_depth: int
+) -> TokenTree:
+    """The tree of `message` under `root_token_id`; raises what `Draft.to_tree` raises."""
+    return draft_from_proto(message).to_tree(
+        root_token_id, vocab_size=vocab_size, max_nodes=max_nodes, max_depth=max_depth
+    )
+
+
+_FINISH_REASONS = {
+    FinishReason.STOP: generation_pb2.FINISH_REASON_STOP,
+    FinishReason.LENGTH: generation_pb2.FINISH_REASON_LENGTH,
+}
+
+
+def finish_reason_to_proto(reason: FinishReason) -> generation_pb2.FinishReason:
+    return _FINISH_REASONS[reason]
+
+
+def stats_to_proto(stats: SpeculationStats) -> generation_pb2.SpeculationStats:
+    return generation_pb2.SpeculationStats(
+        num_steps=stats.num_steps,
+        num_drafts=stats.num_drafts,
+        num_draft_tokens=stats.num_draft_tokens,
+        num_accepted_tokens=stats.num_accepted_tokens,
+        num_committed_tokens=stats.num_committed_tokens,
+        accepted_per_pos=stats.accepted_per_pos,
+        drafted_per_pos=stats.drafted_per_pos,
+        prefill_s=stats.prefill_s,
+        decode_s=stats.decode_s,
+    )
