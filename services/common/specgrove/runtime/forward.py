@@ -1,0 +1,108 @@
+"""The packed forward: rows of many sequences, in prefill, plain decoding or as token trees, through the model at once.
+
+    packed rows   | A: prefill chunk       | B: root | C: root, tree nodes      |
+    row           | 0   1   2   3   4   5  | 6       | 7    8   9   10  11      |
+    parents in seq| -1  0   1   2   3   4  | -1      | -1   0   0   1   1       |
+
+There is one kind of row: it follows its sequence's prefix or an earlier row in flight. Prefill is a chain, plain
+decoding a chain of one, a tree a tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from specgrove_kernels.tree_attention import TailMask
+
+from specgrove.runtime.attention import PackedPart, PackedStep
+from specgrove.runtime.kv_cache import CachedSequence, KVCache
+from specgrove.runtime.loading import LoadedModel
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceRows:
+    """New rows of one sequence, to be appended after its rows in flight.
+
+    `parents[i]` is the number of a row in flight (older ones of the sequence count, from the last commit), -1 for the
+    cached prefix; `positions[i]` the absolute position of the token; `wants_logits[i]` whether its logits come back.
+    """
+
+    seq: CachedSequence
+    token_ids: Sequence[int]
+    positions: Sequence[int]
+    parents: Sequence[int]
+    wants_logits: Sequence[bool]
+
+    def __post_init__(self) -> None:
+        lengths = {len(self.token_ids), len(self.positions), len(self.parents), len(self.wants_logits)}
+        if len(lengths) != 1 or not self.token_ids:
+            raise ValueError("token_ids, positions, parents and wants_logits need one entry for each row, at least one")
+
+
+class PackedForward:
+    """Runs packed rows through one model over one cache. One thread at a time."""
+
+    def __init__(self, loaded: LoadedModel, cache: KVCache) -> None:
+        self._loaded = loaded
+        self._cache = cache
+        self.num_forwards = 0
+
+    @torch.inference_mode()
+    def run(self, batch: Sequence[SequenceRows]) -> torch.Tensor:  # float32 [rows that want logits, V]
+        """Logits of the rows that want them, in packed order. Keys and values of all rows are in flight afterwards.
+
+        Raises `OutOfBlocks` before anything is changed when the cache has no room for a sequence's rows; sequences
+        reserved before it keep their (empty) blocks until they are rolled back.
+        """
+        for rows in batch:
+            self._cache.reserve(rows.seq, len(rows.token_ids))
+        device = self._loaded.device
+        parts, token_ids, positions, wanted = [], [], [], []
+        for rows in batch:
+            start = len(token_ids)
+            parts.append(self._part(rows, start))
+            wanted += [start + index for index, wants in enumerate(rows.wants_logits) if wants]
+            token_ids += rows.token_ids
+            positions += rows.positions
+        self.num_forwards += 1
+        return self._loaded.logits(
+            torch.tensor([token_ids], device=device),
+            torch.tensor([positions], device=device),
+            torch.tensor(wanted, dtype=torch.int64, device=device),
+            PackedStep(self._cache, tuple(parts)),
+        )
+
+    def _part(self, rows: SequenceRows, start: int) -> PackedPart:
+        seq, num_new = rows.seq, len(rows.token_ids)
+        num_older = seq.num_in_flight
+        self._cache.append_rows(seq, rows.parents, rows.positions)
+        first = seq.cached_len + num_older
+        return PackedPart(
+            start,
+            start + num_new,
+            self._cache.slots(seq, first, first + num_new),
+            self._cache.slots(seq, 0, first + num_new),
+            self._mask(seq, num_new),
+        )
+
+    def _mask(self, seq: CachedSequence, num_new: int) -> TailMask:
+        device = self._loaded.device
+        in_flight = seq.num_in_flight
+        key_positions = torch.cat([torch.arange(seq.cached_len), torch.tensor(seq.row_positions)])
+        visible = None
+        if in_flight > 1:
+            visible = _unpack(seq.ancestors[-num_new:], in_flight).to(device)
+            if num_new == 1 and bool(visible.all()):
+                visible = None
+        return TailMask(visible, key_positions[-num_new:].to(device), key_positions.to(device))
+
+
+def _unpack(bitmasks: Sequence[int], width: int) -> torch.Tensor:
+    """bool [len(bitmasks), width] from integers of any size, lowest bit first."""
+    num_bytes = (width + 7) // 8
+    packed = np.frombuffer(b"".join(mask.to_bytes(num_bytes, "little") for mask in bitmasks), dtype=np.uint8)
+    bits = np.unpackbits(packed.reshape(len(bitmasks), num_bytes), axis=1, bitorder="little")
+    return torch.from_numpy(bits[:, :width].astype(bool))

@@ -1,0 +1,175 @@
+"""From a folder, hub id or GGUF file to a model that runs packed rows.
+
+`weights` says how the matrices are kept: `float32` as they are, `fp16_packed` for fbgemm on CPUs (four times the speed
+at one row on AVX2), `auto` the packed form on CPUs that have it and the checkpoint's own type on accelerators.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from specgrove.errors import ModelLoadError
+from specgrove.runtime import hf
+from specgrove.runtime.attention import PackedPart, PackedStep, TailMask, packed_tree_attention
+from specgrove.runtime.convert import cached_folder, convert
+from specgrove.runtime.draft_vocab import OTHER_ID_KEY, DraftVocab
+from specgrove.runtime.kv_cache import KVCache, KVShape
+from specgrove.runtime.packed_linear import is_packing_supported, pack_linear_layers
+
+_log = logging.getLogger(__name__)
+_PROBE_ROWS = 7
+_PROBE_TOLERANCE = 2e-2  # of the largest logit; a wrong mask or scale is off by tens of percent
+
+
+class Weights(StrEnum):
+    AUTO = "auto"
+    FLOAT32 = "float32"
+    FP16_PACKED = "fp16_packed"
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A frozen model with our attention, and what the services must know of it."""
+
+    model: nn.Module
+    source: str
+    weights: str  # what `auto` became: float32, fp16_packed, bfloat16, ...
+    vocab_size: int
+    max_context_len: int
+    kv_shape: KVShape
+    device: torch.device
+    draft_vocab: DraftVocab | None = None
+
+    def new_cache(self, *, max_tokens: int, block_size: int = 16) -> KVCache:
+        """An empty KV cache for `max_tokens` tokens over all sequences (rounded up to whole blocks)."""
+        return KVCache(
+            self.kv_shape, num_blocks=-(-max_tokens // block_size), block_size=block_size, device=self.device
+        )
+
+    def logits(
+        self,
+        token_ids: torch.Tensor,  # int64 [1, N]
+        positions: torch.Tensor,  # int64 [1, N]
+        wanted: torch.Tensor,  # int64 [W], packed rows
+        step: PackedStep,
+    ) -> torch.Tensor:  # float32 [W, V]
+        """One forward. Rows outside `wanted` only leave keys and values behind."""
+        output = self.model(
+            input_ids=token_ids,
+            position_ids=positions,
+            logits_to_keep=wanted,
+            use_cache=False,
+            packed_step=step,
+        )
+        return output.logits[0].float()
+
+
+def load_model(
+    source: str | Path,
+    weights: str = Weights.AUTO,
+    device: str = "cpu",
+    *,
+    target_vocab_size: int | None = None,
+    cache_root: Path | None = None,
+) -> LoadedModel:
+    """Load a decoder-only model and check that our attention computes what its own does.
+
+    `target_vocab_size` is needed for SSMs with a trimmed vocabulary; `cache_root` is where GGUF files are converted to.
+    Raises `ModelLoadError`.
+    """
+    hf.register_attention(packed_tree_attention)
+    folder = model_folder(str(source), cache_root)
+    config = hf.read_config(folder).get_text_config(decoder=True)
+    kept_as = _resolve(Weights(weights), torch.device(device))
+    model = hf.load_causal_lm(folder, dtype=None if kept_as == "checkpoint" else torch.float32)
+    if kept_as == Weights.FP16_PACKED:
+        pack_linear_layers(model)
+    model.to(device)
+    dtype = next(model.parameters()).dtype
+    loaded = LoadedModel(
+        model=model,
+        source=str(source),
+        weights=str(dtype).removeprefix("torch.") if kept_as == "checkpoint" else str(kept_as),
+        vocab_size=config.vocab_size,
+        max_context_len=config.max_position_embeddings,
+        kv_shape=_kv_shape(config, dtype),
+        device=torch.device(device),
+        draft_vocab=_draft_vocab(folder, config, target_vocab_size),
+    )
+    _check_attention(loaded)
+    _log.info("loaded %s, weights=%s, vocabulary %d", source, loaded.weights, loaded.vocab_size)
+    return loaded
+
+
+def model_folder(source: str, cache_root: Path | None = None) -> str:
+    """`source` as something `transformers` reads: a GGUF file is converted once, a hub id is fetched, a folder is itself."""
+    if not source.endswith(".gguf"):
+        return source if Path(source).is_dir() else hf.fetch(source)
+    gguf = Path(source)
+    if not gguf.is_file():
+        raise ModelLoadError(f"no GGUF file at {gguf}")
+    root = cache_root or Path.home() / ".cache" / "specgrove" / "models"
+    return str(convert(gguf, cached_folder(gguf, root), _log.info))
+
+
+def _resolve(weights: Weights, device: torch.device) -> str:
+    if weights == Weights.FP16_PACKED and (device.type != "cpu" or not is_packing_supported()):
+        raise ModelLoadError("weights=fp16_packed needs a CPU with fbgemm (x86); choose float32 or auto")
+    if weights == Weights.AUTO:
+        if device.type != "cpu":
+            return "checkpoint"
+        return Weights.FP16_PACKED if is_packing_supported() else Weights.FLOAT32
+    return weights
+
+
+def _kv_shape(config: object, dtype: torch.dtype) -> KVShape:
+    num_heads = getattr(config, "num_attention_heads", None)
+    hidden_size = getattr(config, "hidden_size", None)
+    num_layers = getattr(config, "num_hidden_layers", None)
+    if not num_heads or not hidden_size or not num_layers:
+        raise ModelLoadError("the config names no num_attention_heads, hidden_size or num_hidden_layers")
+    return KVShape(
+        num_layers=num_layers,
+        num_kv_heads=getattr(config, "num_key_value_heads", None) or num_heads,
+        head_dim=getattr(config, "head_dim", None) or hidden_size // num_heads,
+        dtype=dtype,
+    )
+
+
+def _draft_vocab(folder: str, config: object, target_vocab_size: int | None) -> DraftVocab | None:
+    path = Path(folder)
+    if not (path / "draft_vocab.safetensors").is_file():
+        return None
+    if target_vocab_size is None:
+        raise ModelLoadError(f"{folder} has a trimmed vocabulary; it can only be loaded as the SSM of a target")
+    return DraftVocab.load(path, target_vocab_size, getattr(config, OTHER_ID_KEY, None))
+
+
+@torch.inference_mode()
+def _check_attention(loaded: LoadedModel) -> None:
+    """Compare a few rows through our attention with the model's own, so that a feature we lack is found at load time."""
+    token_ids = (torch.arange(_PROBE_ROWS, device=loaded.device) * 37 % loaded.vocab_size).unsqueeze(0)
+    positions = torch.arange(_PROBE_ROWS, device=loaded.device).unsqueeze(0)
+    cache = loaded.new_cache(max_tokens=_PROBE_ROWS)
+    run = slice(0, _PROBE_ROWS)
+    causal = torch.ones(_PROBE_ROWS, _PROBE_ROWS, dtype=torch.bool, device=loaded.device).tril()
+    step = PackedStep(cache, (PackedPart(0, _PROBE_ROWS, run, run, TailMask(causal, positions[0], positions[0])),))
+    try:
+        ours = loaded.logits(token_ids, positions, positions[0], step)
+    except (TypeError, RuntimeError, IndexError, AttributeError) as error:
+        raise ModelLoadError(f"{loaded.source}: this architecture cannot run on the tree attention: {error}") from error
+    hf.set_attention(loaded.model, "eager")
+    theirs = loaded.model(input_ids=token_ids, position_ids=positions, use_cache=False).logits[0].float()
+    hf.set_attention(loaded.model, hf.ATTENTION_NAME)
+    error = (ours - theirs).abs().max() / theirs.abs().max().clamp_min(1e-6)
+    if not bool(error <= _PROBE_TOLERANCE):
+        raise ModelLoadError(
+            f"{loaded.source}: tree attention differs from the model's own by {float(error):.3f} of the largest logit; "
+            "its attention has a feature that is not supported"
+        )
