@@ -1,0 +1,105 @@
+"""Builds an engine around a loaded model: shared by the service's `__main__`, the bench and the tests."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from specgrove.runtime.forward import PackedForward, SequenceRows
+from specgrove.runtime.kv_cache import KVCache
+from specgrove.runtime.loading import LoadedModel
+from specgrove.telemetry import CollectorRegistry
+from specgrove.text import Tokenizer
+from specgrove_verifier.admission import Admission, TargetFacts
+from specgrove_verifier.budget import Budget, CostCurve, FixedBudget, MeasuredBudget
+from specgrove_verifier.config import VerifierConfig
+from specgrove_verifier.drafter_pool import DrafterPool
+from specgrove_verifier.engine import DraftWait, Engine
+from specgrove_verifier.mailbox import DraftBudget
+from specgrove_verifier.metrics import EngineMetrics
+from specgrove_verifier.scheduler import Scheduler
+
+_WARM_PREFIX_LEN = 128
+
+
+@dataclass(frozen=True, slots=True)
+class TargetTokenizer:
+    """What is known of the target's tokens; a folder without tokenizer.json serves token ids only."""
+
+    tokenizer: Tokenizer | None
+    vocab_hash: str
+    eos_token_ids: tuple[int, ...]
+
+
+def read_tokenizer(folder: Path, vocab_size: int) -> TargetTokenizer:
+    if (folder / "tokenizer.json").is_file():
+        tokenizer = Tokenizer.load(folder)
+        return TargetTokenizer(tokenizer, tokenizer.vocab_hash, tokenizer.eos_token_ids)
+    return TargetTokenizer(None, f"vocabulary-of-{vocab_size}", ())
+
+
+def measure_curve(forward: PackedForward, cache: KVCache) -> CostCurve:
+    """The cost curve of this model on this machine, one second or so on a small one."""
+    seq = cache.new_sequence()
+    prefix_len = min(_WARM_PREFIX_LEN, cache.num_blocks * cache.block_size // 2)
+    chain = SequenceRows(seq, [0] * prefix_len, range(prefix_len), range(-1, prefix_len - 1), [False] * prefix_len)
+    forward.run([chain])
+    cache.commit(seq, range(prefix_len))
+
+    def run_step(rows: int) -> float:
+        started = time.perf_counter()
+        parents = [-1, *[0] * (rows - 1)]
+        forward.run([SequenceRows(seq, [0] * rows, [prefix_len] * rows, parents, [True] * rows)])
+        elapsed_s = time.perf_counter() - started
+        cache.rollback(seq)
+        return elapsed_s
+
+    try:
+        return CostCurve.measure(run_step, max_rows=cache.num_blocks * cache.block_size - prefix_len)
+    finally:
+        cache.release(seq)
+
+
+def build_engine(
+    config: VerifierConfig,
+    loaded: LoadedModel,
+    registry: CollectorRegistry,
+    on_broken: Callable[[], None] = lambda: None,
+) -> Engine:
+    """An engine, not yet started. Measures the cost curve when the budget asks for it."""
+    cache = loaded.new_cache(max_tokens=config.kv_tokens, block_size=config.block_size)
+    forward = PackedForward(loaded, cache)
+    limits = DraftBudget(config.max_nodes, config.max_depth)
+    budget: Budget = FixedBudget(limits)
+    if config.budget == "measured" and config.max_nodes > 0:
+        budget = MeasuredBudget(limits, measure_curve(forward, cache))
+    return Engine(
+        forward,
+        cache,
+        Scheduler(cache, max_sessions=config.max_sessions, max_step_rows=config.max_step_rows),
+        DrafterPool(config.drafters_per_session),
+        budget,
+        DraftWait(config.max_draft_wait_ms / 1000, config.draft_wait == "auto"),
+        EngineMetrics(registry),
+        on_broken,
+    )
+
+
+def build_admission(config: VerifierConfig, loaded: LoadedModel, target: TargetTokenizer, model_name: str) -> Admission:
+    return Admission(
+        TargetFacts(
+            model_name=model_name,
+            vocab_size=loaded.vocab_size,
+            max_context_len=context_len(config, loaded),
+            eos_token_ids=target.eos_token_ids,
+            tokenizer=target.tokenizer,
+            device=config.device,
+        )
+    )
+
+
+def context_len(config: VerifierConfig, loaded: LoadedModel) -> int:
+    """The longest sequence that can be served: one generation alone must fit the cache, a tree included."""
+    return min(loaded.max_context_len, config.kv_tokens - config.max_nodes - 1)

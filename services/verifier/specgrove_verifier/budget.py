@@ -1,0 +1,129 @@
+"""How many draft nodes a session may have in the next step: what commits most tokens per second.
+
+    tokens per second (n nodes each, S sessions) = S * (1 + accepted(n)) / (T(S * (1 + n)) + draft wait if n > 0)
+
+T is the verifier's own cost curve, measured at start and kept current; accepted(n) a concave law scaled by what is
+seen; n = 0 is speculation off. `fixed` grants the limits always (for tests and comparisons).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+
+from specgrove_verifier.mailbox import NO_DRAFT, DraftBudget
+
+MEASURED_ROWS = (1, 2, 4, 8, 16, 32, 64)
+_CANDIDATE_NODES = (0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64)
+# Before anything is measured: the first node is accepted in 45% of the steps, each further one adds 72% of the one
+# before. Only the shape matters; the scale follows the measured acceptance.
+_FIRST_NODE, _DECAY = 0.45, 0.72
+_WEIGHT = 0.05
+_PROBE_INTERVAL = 64  # steps without drafts between two looks at whether they pay again
+_PROBE_NODES = 4
+_PROBE_STEPS = 3
+
+
+class CostCurve:
+    """Seconds of a step by its rows: measured points, straight lines between, scaled by what later steps took."""
+
+    def __init__(self, points: Sequence[tuple[int, float]]) -> None:
+        self._rows = [rows for rows, _ in points]
+        # A step never gets cheaper with more rows; a dip is noise.
+        self._seconds: list[float] = []
+        for _, seconds in points:
+            self._seconds.append(max(seconds, self._seconds[-1] if self._seconds else 0.0))
+        self._scale = 1.0
+
+    @classmethod
+    def measure(cls, run_step: Callable[[int], float], *, max_rows: int, repeats: int = 3) -> CostCurve:
+        """Time `run_step(rows)` (which returns seconds) at each measured size up to `max_rows`; medians of `repeats`."""
+        run_step(1)
+        sizes = [rows for rows in MEASURED_ROWS if rows <= max_rows]
+        return cls([(rows, sorted(run_step(rows) for _ in range(repeats))[repeats // 2]) for rows in sizes])
+
+    def seconds(self, rows: int) -> float:
+        return self._scale * self._at(rows)
+
+    def observe(self, rows: int, seconds: float) -> None:
+        """Let a step that took `seconds` move the scale."""
+        self._scale += _WEIGHT * (seconds / self._at(rows) - self._scale)
+
+    def _at(self, rows: int) -> float:
+        place = bisect_left(self._rows, rows)
+        if place == 0:
+            return self._seconds[0]
+        if place == len(self._rows):  # beyond the last point: at its cost per row
+            return self._seconds[-1] * rows / self._rows[-1]
+        low, high = self._rows[place - 1], self._rows[place]
+        share = (rows - low) / (high - low)
+        return self._seconds[place - 1] + share * (self._seconds[place] - self._seconds[place - 1])
+
+
+class FixedBudget:
+    """The limits, whatever they cost."""
+
+    def __init__(self, limits: DraftBudget) -> None:
+        self.limits = limits
+
+    def grant(self, num_sessions: int, draft_wait_s: float) -> DraftBudget:
+        return self.limits
+
+    def observe_tree(self, num_nodes: int, num_accepted: int) -> None:
+        pass
+
+    def observe_step(self, rows: int, seconds: float) -> None:
+        pass
+
+
+class MeasuredBudget:
+    """The number of nodes with the best expected rate, 0 when plain decoding is expected to be faster."""
+
+    def __init__(self, limits: DraftBudget, curve: CostCurve) -> None:
+        self.limits = limits
+        self._curve = curve
+        self._acceptance_scale = 1.0
+        self._steps_without = 0
+        self._probe_steps_left = 0
+
+    def grant(self, num_sessions: int, draft_wait_s: float) -> DraftBudget:
+        """The budget of each of `num_sessions` sessions that decode together, a draft taking `draft_wait_s`."""
+        best = max(
+            (nodes for nodes in _CANDIDATE_NODES if nodes <= self.limits.max_nodes),
+            key=lambda nodes: self._rate(nodes, num_sessions, draft_wait_s),
+        )
+        if best == 0:
+            best = self._probe()
+        else:
+            self._steps_without = 0
+        return DraftBudget(best, self.limits.max_depth) if best else NO_DRAFT
+
+    def observe_tree(self, num_nodes: int, num_accepted: int) -> None:
+        """A verified tree of `num_nodes` draft nodes had `num_accepted` accepted."""
+        self._acceptance_scale += _WEIGHT * (num_accepted / _prior_accepted(num_nodes) - self._acceptance_scale)
+
+    def observe_step(self, rows: int, seconds: float) -> None:
+        self._curve.observe(rows, seconds)
+
+    def _rate(self, nodes: int, num_sessions: int, draft_wait_s: float) -> float:
+        accepted = self._acceptance_scale * _prior_accepted(nodes)
+        seconds = self._curve.seconds(num_sessions * (1 + nodes)) + (draft_wait_s if nodes else 0.0)
+        return num_sessions * (1 + accepted) / seconds
+
+    def _probe(self) -> int:
+        """Mostly 0; now and then a few small trees, so that better times are noticed."""
+        if self._probe_steps_left:
+            self._probe_steps_left -= 1
+            return min(_PROBE_NODES, self.limits.max_nodes)
+        self._steps_without += 1
+        if self._steps_without >= _PROBE_INTERVAL:
+            self._steps_without = 0
+            self._probe_steps_left = _PROBE_STEPS
+        return 0
+
+
+Budget = FixedBudget | MeasuredBudget
+
+
+def _prior_accepted(nodes: int) -> float:
+    return _FIRST_NODE * (1 - _DECAY**nodes) / (1 - _DECAY)

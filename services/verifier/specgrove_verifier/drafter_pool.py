@@ -1,0 +1,219 @@
+"""Which drafters are attached, who drafts for whom, and whether waiting for them is worth it.
+
+Lives on the engine's thread. A drafter is named by the number of its stream, so that one that comes back under its old
+name is a new one here.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from specgrove.sampling.params import SamplingParams
+from specgrove_verifier.generation import Generation
+from specgrove_verifier.mailbox import DraftBudget
+
+_log = logging.getLogger(__name__)
+_LATENCY_WEIGHT = 0.2
+_FIRST_PAUSE_S, _MAX_PAUSE_S = 0.1, 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSession:
+    """Mirror this session from here."""
+
+    session_key: int
+    token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    budget: DraftBudget
+    stop_token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CommitTokens:
+    """The committed sequence grew."""
+
+    session_key: int
+    from_len: int
+    token_ids: tuple[int, ...]
+    budget: DraftBudget
+
+
+@dataclass(frozen=True, slots=True)
+class CloseSession:
+    """Forget this session."""
+
+    session_key: int
+    reason: str
+
+
+SessionUpdate = OpenSession | CommitTokens | CloseSession
+
+
+class DrafterLink(Protocol):
+    """The way to one drafter. `post` returns at once; updates are coalesced and never dropped."""
+
+    def post(self, updates: Sequence[SessionUpdate]) -> None: ...
+
+
+@dataclass(slots=True, eq=False)
+class Drafter:
+    """One attached drafter."""
+
+    number: int
+    drafter_id: str
+    max_sessions: int
+    link: DrafterLink
+    sessions: set[int] = field(default_factory=set)
+    is_responsive: bool = True  # False after a missed deadline, until something comes again
+    num_misses: int = 0  # deadlines missed in a row
+    wait_again_s: float = 0.0  # nobody waits for it before this time
+    latency_s: float | None = None  # commit to tree, moving average
+    outbox: list[SessionUpdate] = field(default_factory=list)
+    is_full: bool = False  # it declined for want of room; asked again when one of its sessions ends
+
+    @property
+    def has_room(self) -> bool:
+        return not self.is_full and len(self.sessions) < self.max_sessions
+
+
+class DrafterPool:
+    """Assigns generations to drafters and speaks to them; `flush` sends what has gathered in a step."""
+
+    def __init__(self, drafters_per_session: int) -> None:
+        self._per_session = drafters_per_session
+        self._drafters: dict[int, Drafter] = {}
+
+    def __len__(self) -> int:
+        return len(self._drafters)
+
+    def get(self, number: int) -> Drafter | None:
+        return self._drafters.get(number)
+
+    def attach(self, drafter: Drafter) -> None:
+        self._drafters[drafter.number] = drafter
+        _log.info("drafter attached", extra={"drafter_id": drafter.drafter_id})
+
+    def detach(self, number: int, generations: Iterable[Generation]) -> None:
+        """Forget a drafter whose stream ended; its generations wait for it no longer."""
+        drafter = self._drafters.pop(number, None)
+        if drafter is None:
+            return
+        for generation in generations:
+            generation.drafters -= {number}
+            generation.mailbox.forget(number)
+        _log.info("drafter detached", extra={"drafter_id": drafter.drafter_id})
+
+    def assign(self, generation: Generation) -> None:
+        """Give `generation` drafters up to the number a session may have, least loaded first, responsive first."""
+        if not generation.request.speculation.is_enabled:
+            return
+        missing = self._per_session - len(generation.drafters)
+        has_responsive = any(self._drafters[number].is_responsive for number in generation.drafters)
+        candidates = sorted(
+            (
+                drafter
+                for drafter in self._drafters.values()
+                if drafter.number not in generation.drafters and drafter.has_room
+            ),
+            key=lambda drafter: (not drafter.is_responsive, len(drafter.sessions), drafter.number),
+        )
+        if missing <= 0 and not has_responsive and candidates and candidates[0].is_responsive:
+            missing = 1  # all that it has are silent: one that speaks is worth more than the limit
+        for drafter in candidates[: max(missing, 0)]:
+            drafter.sessions.add(generation.key)
+            generation.drafters |= {drafter.number}
+            drafter.outbox.append(self._opening(generation, generation.mailbox.budget))
+
+    def reopen(self, generation: Generation, number: int, budget: DraftBudget) -> None:
+        """Send the whole session again to a drafter that lost its place."""
+        drafter = self._drafters.get(number)
+        if drafter is not None and number in generation.drafters:
+            drafter.outbox.append(self._opening(generation, budget))
+
+    def withdraw(self, generation: Generation, number: int, reason: str) -> None:
+        """Take a session from one drafter (it has no room)."""
+        drafter = self._drafters.get(number)
+        generation.drafters -= {number}
+        generation.mailbox.forget(number)
+        if drafter is not None:
+            drafter.sessions.discard(generation.key)
+            drafter.is_full = True
+            drafter.outbox.append(CloseSession(generation.key, reason))
+
+    def announce_commit(self, generation: Generation, from_len: int, token_ids: Sequence[int]) -> None:
+        budget = generation.mailbox.budget
+        for number in generation.drafters:
+            self._drafters[number].outbox.append(CommitTokens(generation.key, from_len, tuple(token_ids), budget))
+
+    def close(self, generation: Generation, reason: str) -> None:
+        for number in generation.drafters:
+            drafter = self._drafters[number]
+            drafter.sessions.discard(generation.key)
+            drafter.is_full = False
+            drafter.outbox.append(CloseSession(generation.key, reason))
+        generation.drafters = frozenset()
+
+    def flush(self) -> None:
+        """Hand everything that has gathered to the links."""
+        for drafter in self._drafters.values():
+            if drafter.outbox:
+                drafter.link.post(tuple(drafter.outbox))
+                drafter.outbox.clear()
+
+    def note_answer(self, number: int, latency_s: float | None) -> None:
+        """Something came from a drafter; `latency_s` when it is known what it answers."""
+        drafter = self._drafters.get(number)
+        if drafter is None:
+            return
+        drafter.is_responsive = True
+        if latency_s is not None:
+            drafter.num_misses = 0
+            before = drafter.latency_s if drafter.latency_s is not None else latency_s
+            drafter.latency_s = before + _LATENCY_WEIGHT * (latency_s - before)
+
+    def note_silence(self, numbers: Iterable[int], now: float) -> None:
+        """These did not answer in time: nobody waits for them until they speak again, after a pause that doubles."""
+        for number in numbers:
+            drafter = self._drafters.get(number)
+            if drafter is not None and drafter.is_responsive:
+                drafter.is_responsive = False
+                drafter.wait_again_s = now + min(_MAX_PAUSE_S, _FIRST_PAUSE_S * 2**drafter.num_misses)
+                drafter.num_misses += 1
+                _log.debug("drafter missed its deadline", extra={"drafter_id": drafter.drafter_id})
+
+    def worth_waiting_for(self, numbers: Iterable[int], now: float) -> frozenset[int]:
+        """Those of `numbers` that answer these days."""
+        return frozenset(
+            number
+            for number in numbers
+            if (drafter := self._drafters.get(number)) is not None
+            and drafter.is_responsive
+            and drafter.wait_again_s <= now
+        )
+
+    def usual_latency_s(self) -> float:
+        """The mean latency of the attached drafters, 0 while nothing was measured."""
+        known = [drafter.latency_s for drafter in self._drafters.values() if drafter.latency_s is not None]
+        return sum(known) / len(known) if known else 0.0
+
+    def latency_s(self, numbers: Iterable[int]) -> float | None:
+        """The longest usual latency among `numbers`; None while nothing was measured."""
+        known = [
+            drafter.latency_s
+            for number in numbers
+            if (drafter := self._drafters.get(number)) is not None and drafter.latency_s is not None
+        ]
+        return max(known, default=None)
+
+    @staticmethod
+    def _opening(generation: Generation, budget: DraftBudget) -> OpenSession:
+        return OpenSession(
+            generation.key,
+            tuple(generation.tokens),
+            generation.request.sampling,
+            budget,
+            tuple(sorted(generation.checker.stop_token_ids)),
+        )

@@ -1,0 +1,109 @@
+"""One generation in the engine: its committed tokens, its place in the cache, its drafts, its listener.
+
+    tokens   [ prompt ............ | output ........ ]
+    cached   [ keys and values ...................|  ]      the last token (the root) is not cached between steps
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from specgrove.base_hash import EMPTY_HASH, extend_hash
+from specgrove.errors import SpecgroveError
+from specgrove.outcome import FinishReason, SpeculationStats
+from specgrove.runtime.kv_cache import CachedSequence
+from specgrove.sampling.noise import NoiseRows
+from specgrove.sampling.params import SamplingParams, SpeculationOptions, StopConditions
+from specgrove_verifier.mailbox import Base, DraftMailbox
+from specgrove_verifier.stopping import StopChecker
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """A checked request."""
+
+    session_id: str
+    epoch: int
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    committed_token_ids: tuple[int, ...]  # output of an earlier owner
+    sampling: SamplingParams
+    stop: StopConditions
+    speculation: SpeculationOptions
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """What one step gave a generation. The last one carries `finish_reason` and `stats`, or `error`."""
+
+    token_ids: tuple[int, ...] = ()
+    finish_reason: FinishReason | None = None
+    stop_string: str = ""
+    stats: SpeculationStats | None = None
+    error: SpecgroveError | None = None
+
+    @property
+    def is_last(self) -> bool:
+        return self.finish_reason is not None or self.error is not None
+
+
+Listener = Callable[[StepOutput], None]  # called on the engine's thread; must not block
+
+
+class Generation:
+    """The engine's state of one request. Only the engine's thread touches it after `submit`."""
+
+    def __init__(
+        self,
+        key: int,
+        request: GenerationRequest,
+        *,
+        checker: StopChecker,
+        noise: NoiseRows,
+        mailbox: DraftMailbox,
+        listener: Listener,
+        arrived_s: float,
+    ) -> None:
+        self.key = key
+        self.request = request
+        self.checker = checker
+        self.noise = noise
+        self.mailbox = mailbox
+        self.listener = listener
+        self.tokens = [*request.prompt_token_ids, *request.committed_token_ids]
+        self.base_hash = extend_hash(EMPTY_HASH, self.tokens)
+        self.seq: CachedSequence | None = None  # None while waiting for a place
+        self.drafters: frozenset[int] = frozenset()  # streams that mirror it
+        self.stats = SpeculationStats()
+        self.arrived_s = arrived_s
+        self.first_token_s: float | None = None
+        self.committed_s = arrived_s  # when the last step ended
+        self.is_cancelled = False
+        self.cancel_error: SpecgroveError | None = None
+
+    @property
+    def prompt_len(self) -> int:
+        return len(self.request.prompt_token_ids)
+
+    @property
+    def num_uncached(self) -> int:
+        """Committed tokens without keys and values: 1 between steps, more before and during prefill."""
+        return len(self.tokens) - (self.seq.cached_len if self.seq is not None else 0)
+
+    @property
+    def is_decoding(self) -> bool:
+        return self.seq is not None and self.num_uncached == 1
+
+    @property
+    def base(self) -> Base:
+        return Base(len(self.tokens), self.base_hash, self.tokens[-1])
+
+    @property
+    def suppressed_below(self) -> int:
+        """Absolute position below which no stop token may be drawn."""
+        return self.prompt_len + self.request.stop.min_tokens
+
+    def append(self, token_ids: Sequence[int]) -> None:
+        self.tokens += token_ids
+        self.base_hash = extend_hash(self.base_hash, token_ids)

@@ -1,0 +1,144 @@
+"""The first verb: which rows of which generations go through the model in the coming step.
+
+    waiting ──admit──▶ running: prefilling ──▶ decoding ──▶ finished
+       ▲                  │ no blocks left: the youngest gives its blocks back and is recomputed later
+       └────── preempt ───┘
+
+Decoding rows come first, oldest generation first; prefill chunks fill what is left of the step's token budget.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from specgrove.runtime.forward import SequenceRows
+from specgrove.runtime.kv_cache import CachedSequence, KVCache, OutOfBlocks
+from specgrove.tree import TokenTree
+from specgrove_verifier.generation import Generation
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduled:
+    """The rows of one generation in a step: `num_chain` uncached committed tokens, then the nodes of `tree`."""
+
+    generation: Generation
+    seq: CachedSequence
+    num_chain: int
+    reaches_end: bool  # the chain ends with the last committed token, so logits are wanted
+    tree: TokenTree | None
+
+    @property
+    def num_rows(self) -> int:
+        return self.num_chain + (self.tree.num_draft_nodes if self.tree else 0)
+
+    @property
+    def num_logit_rows(self) -> int:
+        return 1 + (self.tree.num_draft_nodes if self.tree else 0) if self.reaches_end else 0
+
+    def rows(self) -> SequenceRows:
+        """The packed rows: the chain, then the tree's nodes under its last row."""
+        start = self.seq.cached_len
+        root = self.num_chain - 1
+        token_ids = self.generation.tokens[start : start + self.num_chain]
+        parents = list(range(-1, root))
+        positions = list(range(start, start + self.num_chain))
+        wants = [False] * root + [self.reaches_end]
+        if self.tree is not None:
+            token_ids = [*token_ids, *self.tree.token_ids[1:]]
+            parents += [root + parent for parent in self.tree.parents[1:]]
+            positions += [start + root + depth for depth in self.tree.depths[1:]]
+            wants += [True] * self.tree.num_draft_nodes
+        return SequenceRows(self.seq, token_ids, positions, parents, wants)
+
+
+class Scheduler:
+    """Keeps the two lists and composes steps. Never asks the cache for more than it has."""
+
+    def __init__(self, cache: KVCache, *, max_sessions: int, max_step_rows: int) -> None:
+        self._cache = cache
+        self._max_sessions = max_sessions
+        self._max_step_rows = max_step_rows
+        self.waiting: list[Generation] = []  # by key, oldest first
+        self.running: list[Generation] = []  # the same
+        self.num_preemptions = 0
+
+    def add(self, generation: Generation) -> None:
+        insort(self.waiting, generation, key=_age)
+
+    def remove(self, generation: Generation) -> None:
+        """Forget a generation and give its blocks back, wherever it is."""
+        for queue in (self.waiting, self.running):
+            if generation in queue:
+                queue.remove(generation)
+        if generation.seq is not None:
+            self._cache.release(generation.seq)
+            generation.seq = None
+
+    def is_step_full(self) -> bool:
+        """Whether rows that need no draft fill the coming step by themselves."""
+        num_ready = sum(
+            generation.num_uncached
+            for generation in self.running
+            if not generation.is_decoding or not generation.mailbox.missing()
+        )
+        return num_ready >= self._max_step_rows
+
+    def compose(self) -> list[Scheduled]:
+        """The rows of the coming step; their slots are reserved. Takes the trees out of the mailboxes."""
+        self._admit()
+        room = self._max_step_rows
+        step: list[Scheduled] = []
+        for generation in [*self.running]:
+            if generation.is_decoding:
+                tree = generation.mailbox.take()
+                if tree is not None and 1 + tree.num_draft_nodes > room:
+                    tree = None
+                room -= self._place(generation, 1, tree, step)
+        for generation in [*self.running]:
+            if generation.seq is not None and not generation.is_decoding and room > 0:
+                room -= self._place(generation, min(generation.num_uncached, room), None, step)
+        return step
+
+    def _admit(self) -> None:
+        while self.waiting and len(self.running) < self._max_sessions:
+            generation = self.waiting[0]
+            wanted = self._cache.blocks_for(min(len(generation.tokens), self._max_step_rows) + 1)
+            if self.running and wanted > self._cache.allocator.num_free:
+                return
+            self.waiting.pop(0)
+            generation.seq = self._cache.new_sequence()
+            insort(self.running, generation, key=_age)
+
+    def _place(self, generation: Generation, num_chain: int, tree: TokenTree | None, step: list[Scheduled]) -> int:
+        """Reserve and append the rows of `generation`; returns how many. Makes room by preempting the youngest."""
+        while generation.seq is not None:
+            num_nodes = tree.num_draft_nodes if tree else 0
+            try:
+                self._cache.reserve(generation.seq, num_chain + num_nodes)
+            except OutOfBlocks:
+                if tree is not None:
+                    tree = None  # a draft is never worth a preemption
+                else:
+                    self._preempt(self.running[-1], step)
+                continue
+            step.append(
+                Scheduled(generation, generation.seq, num_chain, num_chain == generation.num_uncached, tree)
+            )
+            return num_chain + num_nodes
+        return 0
+
+    def _preempt(self, victim: Generation, step: Sequence[Scheduled]) -> None:
+        if any(scheduled.generation is victim for scheduled in step):
+            raise AssertionError("a generation older than the scheduled ones cannot be out of blocks")
+        self.running.remove(victim)
+        if victim.seq is not None:
+            self._cache.release(victim.seq)
+        victim.seq = None
+        self.num_preemptions += 1
+        self.add(victim)
+
+
+def _age(generation: Generation) -> int:
+    return generation.key
