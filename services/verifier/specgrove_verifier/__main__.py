@@ -41,10 +41,12 @@ async def serve(config: VerifierConfig) -> int:
     model_name = config.model_name or Path(config.model).name
     loop = asyncio.get_running_loop()
     broken = asyncio.Event()
+
+    def report_broken() -> None:
+        loop.call_soon_threadsafe(broken.set)
+
     _log.info("measuring the cost of a step")
-    engine = await asyncio.to_thread(
-        build_engine, config, loaded, registry, lambda: loop.call_soon_threadsafe(broken.set)
-    )
+    engine = await asyncio.to_thread(build_engine, config, loaded, registry, report_broken)
     pod_id = config.pod_id or f"{socket.gethostname()}-{secrets.token_hex(3)}"
     identity = Identity(
         verifier_id=pod_id,

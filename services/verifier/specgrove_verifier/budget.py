@@ -37,7 +37,7 @@ class CostCurve:
 
     @classmethod
     def measure(cls, run_step: Callable[[int], float], *, max_rows: int, repeats: int = 3) -> CostCurve:
-        """Time `run_step(rows)` (which returns seconds) at each measured size up to `max_rows`; medians of `repeats`."""
+        """Time `run_step(rows)`, which returns seconds, at each size up to `max_rows`; medians of `repeats`."""
         run_step(1)
         sizes = [rows for rows in MEASURED_ROWS if rows <= max_rows]
         return cls([(rows, sorted(run_step(rows) for _ in range(repeats))[repeats // 2]) for rows in sizes])

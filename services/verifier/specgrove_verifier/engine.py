@@ -301,7 +301,9 @@ class Engine:
         self._pool.close(generation, reason)
 
     def _fail_all(self, error: Exception) -> None:
-        typed = error if isinstance(error, SpecgroveError) else SpecgroveError("the step failed; see the verifier's log")
+        typed = (
+            error if isinstance(error, SpecgroveError) else SpecgroveError("the step failed; see the verifier's log")
+        )
         for generation in list(self._generations.values()):
             self._drop(generation, typed)
         self._pool.flush()

@@ -1,7 +1,7 @@
 """One generation in the engine: its committed tokens, its place in the cache, its drafts, its listener.
 
-    tokens   [ prompt ............ | output ........ ]
-    cached   [ keys and values ...................|  ]      the last token (the root) is not cached between steps
+tokens   [ prompt ............ | output ........ ]
+cached   [ keys and values ...................|  ]      the last token (the root) is not cached between steps
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ one closing.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -34,10 +35,8 @@ class Outbox:
         self._has_news = asyncio.Event()
 
     def post(self, updates: Sequence[SessionUpdate]) -> None:
-        try:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to be told
             self._loop.call_soon_threadsafe(self._add, updates)
-        except RuntimeError:
-            pass  # the loop is closed: nobody is left to be told
 
     async def take(self) -> list[SessionUpdate]:
         """Everything that waits, at least one update, oldest session first."""

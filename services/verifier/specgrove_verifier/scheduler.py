@@ -123,9 +123,7 @@ class Scheduler:
                 else:
                     self._preempt(self.running[-1], step)
                 continue
-            step.append(
-                Scheduled(generation, generation.seq, num_chain, num_chain == generation.num_uncached, tree)
-            )
+            step.append(Scheduled(generation, generation.seq, num_chain, num_chain == generation.num_uncached, tree))
             return num_chain + num_nodes
         return 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 from collections.abc import AsyncIterator
@@ -52,7 +53,7 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
         self._by_session: dict[str, Generation] = {}
         self._num_open = 0
 
-    async def Generate(  # noqa: N802 - the name of the method in the contract
+    async def Generate(
         self, request: verifier_pb2.VerifierGenerateRequest, context: ServicerContext
     ) -> AsyncIterator[verifier_pb2.VerifierGenerateResponse]:
         """Run one generation; leaving this generator, for whatever reason, releases everything of it."""
@@ -64,9 +65,7 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
         self._epochs.admit(checked.session_id, checked.epoch)
         outputs: asyncio.Queue[StepOutput] = asyncio.Queue()  # at most max_tokens entries ever
         loop = asyncio.get_running_loop()
-        generation, finished = self._admission.make(
-            checked, lambda output: _post(loop, outputs, output)
-        )
+        generation, finished = self._admission.make(checked, lambda output: _post(loop, outputs, output))
         if finished is not None:
             yield _response(checked.epoch, finished)
             return
@@ -90,7 +89,7 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
             if self._by_session.get(checked.session_id) is generation:
                 del self._by_session[checked.session_id]
 
-    async def Speculate(  # noqa: N802
+    async def Speculate(
         self, request_iterator: AsyncIterator[speculation_pb2.DrafterMessage], context: ServicerContext
     ) -> AsyncIterator[speculation_pb2.VerifierMessage]:
         """The draft stream of one drafter, from its Hello to the end of the call."""
@@ -115,7 +114,7 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
             reader.cancel()
             self._engine.detach(number)
 
-    async def Describe(  # noqa: N802
+    async def Describe(
         self, request: verifier_pb2.DescribeRequest, context: ServicerContext
     ) -> verifier_pb2.DescribeResponse:
         identity = self._identity
@@ -139,9 +138,7 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
             self._engine.cancel(before, StaleEpoch(f"session {session_id} was taken over by a newer owner"))
         self._by_session[session_id] = generation
 
-    async def _read_hello(
-        self, messages: AsyncIterator[speculation_pb2.DrafterMessage]
-    ) -> speculation_pb2.Hello:
+    async def _read_hello(self, messages: AsyncIterator[speculation_pb2.DrafterMessage]) -> speculation_pb2.Hello:
         try:
             async with asyncio.timeout(_HELLO_TIMEOUT_S):
                 first = await anext(messages, None)
@@ -194,10 +191,8 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
 
 
 def _post(loop: asyncio.AbstractEventLoop, outputs: asyncio.Queue[StepOutput], output: StepOutput) -> None:
-    try:
+    with contextlib.suppress(RuntimeError):  # the loop is closed: the process is ending
         loop.call_soon_threadsafe(outputs.put_nowait, output)
-    except RuntimeError:
-        pass  # the loop is closed: the process is ending
 
 
 def _request_from_proto(message: verifier_pb2.VerifierGenerateRequest) -> GenerationRequest:

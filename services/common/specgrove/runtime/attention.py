@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from specgrove_kernels.tree_attention import TailMask, tree_attention_reference
 from torch import nn
 
 from specgrove.errors import ModelLoadError
 from specgrove.runtime.kv_cache import KVCache
+from specgrove_kernels.tree_attention import TailMask, tree_attention_reference
 
 
 @dataclass(frozen=True, slots=True)

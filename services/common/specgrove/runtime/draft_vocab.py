@@ -1,8 +1,9 @@
 """A trimmed draft vocabulary: which target token each draft id stands for, and back.
 
-File `draft_vocab.safetensors` beside the weights, tensor `d2t` (int64 [V_draft]), holds offsets as EAGLE-3 checkpoints
-do: target_id = draft_id + d2t[draft_id]. The config key `draft_vocab_other_id`, if there, names the draft id that stands
-for every target token outside: as input those tokens embed as it, as output it collects their mass and is never proposed.
+File `draft_vocab.safetensors` beside the weights holds tensor `d2t` (int64 [V_draft]), offsets as in EAGLE-3
+checkpoints: target_id = draft_id + d2t[draft_id]. The config key `draft_vocab_other_id`, if there, names the draft id
+that stands for every target token outside: as input those tokens embed as it, as output it collects their mass and is
+never proposed.
 """
 
 from __future__ import annotations

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from specgrove_kernels.tree_attention import TailMask
 
 from specgrove.runtime.attention import PackedPart, PackedStep
 from specgrove.runtime.kv_cache import CachedSequence, KVCache
 from specgrove.runtime.loading import LoadedModel
+from specgrove_kernels.tree_attention import TailMask
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import torch
 
@@ -81,7 +82,9 @@ class CachedSequence:
 
     block_table: list[int] = field(default_factory=list)
     cached_len: int = 0
-    ancestors: list[int] = field(default_factory=list)  # per row in flight: bitmask of the rows it sees, itself included
+    ancestors: list[int] = field(
+        default_factory=list
+    )  # per row in flight: bitmask of the rows it sees, itself included
     row_positions: list[int] = field(default_factory=list)
     is_released: bool = False
     is_contiguous: bool = True
@@ -167,7 +170,7 @@ class KVCache:
         """Keep `kept_rows` (ascending rows in flight) as the continuation of the prefix and forget the others."""
         kept = list(kept_rows)
         if any(not 0 <= row < seq.num_in_flight for row in kept) or any(
-            later <= earlier for earlier, later in zip(kept, kept[1:], strict=False)
+            later <= earlier for earlier, later in pairwise(kept)
         ):
             raise ValueError(f"kept rows must ascend within the {seq.num_in_flight} rows in flight, got {kept}")
         moved = [(place, row) for place, row in enumerate(kept) if place != row]

@@ -108,7 +108,7 @@ def load_model(
 
 
 def model_folder(source: str, cache_root: Path | None = None) -> str:
-    """`source` as something `transformers` reads: a GGUF file is converted once, a hub id is fetched, a folder is itself."""
+    """The local folder of `source`: a GGUF file is converted once, a hub id is fetched, a folder is itself."""
     if not source.endswith(".gguf"):
         return source if Path(source).is_dir() else hf.fetch(source)
     gguf = Path(source)
@@ -153,7 +153,7 @@ def _draft_vocab(folder: str, config: object, target_vocab_size: int | None) -> 
 
 @torch.inference_mode()
 def _check_attention(loaded: LoadedModel) -> None:
-    """Compare a few rows through our attention with the model's own, so that a feature we lack is found at load time."""
+    """Compare our attention with the model's own on a few rows, so that a feature we lack is found at load time."""
     token_ids = (torch.arange(_PROBE_ROWS, device=loaded.device) * 37 % loaded.vocab_size).unsqueeze(0)
     positions = torch.arange(_PROBE_ROWS, device=loaded.device).unsqueeze(0)
     cache = loaded.new_cache(max_tokens=_PROBE_ROWS)

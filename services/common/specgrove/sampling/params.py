@@ -1,4 +1,4 @@
-"""What a request asks of the sampler and when it ends. Torch-free: the gateway builds these, the verifier obeys them."""
+"""What a request asks of the sampler and when it ends. Torch-free: the gateway builds it, the verifier obeys it."""
 
 from __future__ import annotations
 
