@@ -55,7 +55,8 @@ def packed_tree_attention(
             f"{type(module).__name__} does not pass keyword arguments on to its attention function; "
             "this architecture is not supported"
         )
-    storage = packed_step.cache.storage[module.layer_idx]
+    layer: int = module.layer_idx  # type: ignore[assignment]
+    storage = packed_step.cache.storage[layer]
     rows_of_query, rows_of_key, rows_of_value = (part[0].transpose(0, 1) for part in (query, key, value))
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
     outputs = []

@@ -60,7 +60,10 @@ class PackedForward:
         for rows in batch:
             self._cache.reserve(rows.seq, len(rows.token_ids))
         device = self._loaded.device
-        parts, token_ids, positions, wanted = [], [], [], []
+        parts: list[PackedPart] = []
+        token_ids: list[int] = []
+        positions: list[int] = []
+        wanted: list[int] = []
         for rows in batch:
             start = len(token_ids)
             parts.append(self._part(rows, start))

@@ -12,11 +12,12 @@ from enum import StrEnum
 from pathlib import Path
 
 import torch
+from specgrove_kernels.tree_attention import TailMask
 from torch import nn
 
 from specgrove.errors import ModelLoadError
 from specgrove.runtime import hf
-from specgrove.runtime.attention import PackedPart, PackedStep, TailMask, packed_tree_attention
+from specgrove.runtime.attention import PackedPart, PackedStep, packed_tree_attention
 from specgrove.runtime.convert import cached_folder, convert
 from specgrove.runtime.draft_vocab import OTHER_ID_KEY, DraftVocab
 from specgrove.runtime.kv_cache import KVCache, KVShape
@@ -167,9 +168,9 @@ def _check_attention(loaded: LoadedModel) -> None:
     hf.set_attention(loaded.model, "eager")
     theirs = loaded.model(input_ids=token_ids, position_ids=positions, use_cache=False).logits[0].float()
     hf.set_attention(loaded.model, hf.ATTENTION_NAME)
-    error = (ours - theirs).abs().max() / theirs.abs().max().clamp_min(1e-6)
-    if not bool(error <= _PROBE_TOLERANCE):
+    difference = float((ours - theirs).abs().max() / theirs.abs().max().clamp_min(1e-6))
+    if not difference <= _PROBE_TOLERANCE:  # not `>`: a NaN must fail
         raise ModelLoadError(
-            f"{loaded.source}: tree attention differs from the model's own by {float(error):.3f} of the largest logit; "
+            f"{loaded.source}: tree attention differs from the model's own by {difference:.3f} of the largest logit; "
             "its attention has a feature that is not supported"
         )
