@@ -13,7 +13,6 @@ from pathlib import Path
 import torch
 
 from specgrove.config import run_with_config
-from specgrove.proto.v1.verifier_pb2_grpc import add_VerifierServiceServicer_to_server
 from specgrove.rpc import GrpcServer, wait_for_signal
 from specgrove.runtime.loading import load_model, model_folder
 from specgrove.session import Heartbeat, Pod, PodRegistry, connect
@@ -21,10 +20,9 @@ from specgrove.telemetry import configure_logging, new_registry, start_metrics_s
 from specgrove_verifier.assembly import build_admission, build_engine, context_len, read_tokenizer
 from specgrove_verifier.config import VerifierConfig
 from specgrove_verifier.mailbox import DraftBudget
-from specgrove_verifier.service import Identity, VerifierService
+from specgrove_verifier.service import SERVICE_NAME, Identity, VerifierService, add_to_server
 
 _log = logging.getLogger(__name__)
-_SERVICE = "specgrove.proto.v1.VerifierService"
 _POD_TTL_S = 5.0
 
 
@@ -61,7 +59,7 @@ async def serve(config: VerifierConfig) -> int:
     )
     service = VerifierService(engine, build_admission(config, loaded, target, model_name), identity)
     server = GrpcServer(config.host, config.port)
-    server.add(service, add_VerifierServiceServicer_to_server, _SERVICE)
+    server.add(service, add_to_server, SERVICE_NAME)
     engine.start()
     port = await server.start()
     metrics_server = start_metrics_server(registry, config.host, config.metrics_port)

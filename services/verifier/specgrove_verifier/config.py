@@ -46,5 +46,7 @@ class VerifierConfig:
             problems.append("max_step_rows must be at least max_nodes + 1, or no tree fits a step")
         if self.advertise_address and ":" not in self.advertise_address:
             problems.append("advertise_address must be host:port")
+        if self.redis_url and not self.advertise_address and self.host in ("0.0.0.0", "::"):
+            problems.append(f"advertise_address is needed beside redis_url: nobody can dial {self.host}")
         if problems:
             raise ConfigError(problems)

@@ -75,7 +75,7 @@ class Engine:
         self._inbox = EngineInbox()
         self._generations: dict[int, Generation] = {}
         self._granted = budget.limits
-        self._is_stopping = False
+        self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="engine", daemon=True)
 
     # -- from any thread ---------------------------------------------------------------------------------------------
@@ -123,9 +123,11 @@ class Engine:
 
     def _loop(self) -> None:
         failed = 0
-        while not self._is_stopping:
+        while not self._stopping.is_set():
             try:
                 self._read_inbox()
+                if self._stopping.is_set():
+                    break
                 if not self._generations:
                     self._inbox.wait(None)
                     continue
@@ -309,7 +311,7 @@ class Engine:
         self._pool.flush()
 
     def _begin_stopping(self) -> None:
-        self._is_stopping = True
+        self._stopping.set()
 
     def _attach(self, drafter: Drafter) -> None:
         self._pool.attach(drafter)

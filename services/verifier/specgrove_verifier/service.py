@@ -21,6 +21,9 @@ from specgrove_verifier.generation import Generation, GenerationRequest, StepOut
 from specgrove_verifier.mailbox import DraftBudget
 from specgrove_verifier.outbox import Outbox
 
+add_to_server = verifier_pb2_grpc.add_VerifierServiceServicer_to_server
+SERVICE_NAME = "specgrove.proto.v1.VerifierService"
+
 _log = logging.getLogger(__name__)
 _HELLO_TIMEOUT_S = 10.0
 _MAX_DRAFTER_SESSIONS = 65_536
