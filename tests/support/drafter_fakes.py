@@ -1,0 +1,113 @@
+"""Typed fakes of the drafter's seams: a model with a fixed table law, jobs made by hand, members that say what they are told."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from specgrove.base_hash import EMPTY_HASH, extend_hash
+from specgrove.sampling.params import SamplingParams
+from specgrove_drafter.jobs import Budget, DraftJob, SessionRef
+from specgrove_drafter.members.draft_model import Expanded, NodeRow
+from specgrove_drafter.members.member import MemberDraft
+from specgrove_drafter.trees.growth import Children
+from specgrove_drafter.trees.proposal import BELOW_ROOT, Proposal
+
+GREEDY = SamplingParams(temperature=0.0)
+
+
+def make_job(
+    token_ids: Sequence[int] = (1, 2, 3),
+    *,
+    budget: Budget = Budget(8, 4),
+    session: SessionRef = SessionRef(1, 1),
+    sampling: SamplingParams = GREEDY,
+    stop_token_ids: frozenset[int] = frozenset(),
+    opened_len: int | None = None,
+) -> DraftJob:
+    """A draft job with `token_ids` as its whole base."""
+    return DraftJob(
+        session=session,
+        token_ids=list(token_ids),
+        base_len=len(token_ids),
+        base_hash=extend_hash(EMPTY_HASH, token_ids),
+        opened_len=len(token_ids) if opened_len is None else opened_len,
+        sampling=sampling,
+        stop_token_ids=stop_token_ids,
+        budget=budget,
+        arrived_s=0.0,
+    )
+
+
+def children(law: Mapping[int, float]) -> Children:
+    """Children from token -> probability."""
+    ranked = sorted(law.items(), key=lambda entry: -entry[1])
+    return Children(tuple(token for token, _ in ranked), tuple(math.log(prob) for _, prob in ranked))
+
+
+@dataclass(slots=True)
+class TableModel:
+    """A draft model whose law depends on the last token alone; remembers the calls it got."""
+
+    laws: Mapping[int, Mapping[int, float]]
+    depth_limit: int = 100
+    unread: set[SessionRef] = field(default_factory=set)
+    rounds: list[list[NodeRow]] = field(default_factory=list)
+    released: list[SessionRef] = field(default_factory=list)
+    _paths: list[tuple[int, ...]] = field(default_factory=list)
+
+    def start(self, jobs: Sequence[DraftJob], num_children: int) -> list[Children | None]:
+        return [None if job.session in self.unread else self._law(job.root_token_id, num_children) for job in jobs]
+
+    def extend(self, nodes: Sequence[NodeRow], num_children: int) -> list[Expanded]:
+        self.rounds.append(list(nodes))
+        expanded = []
+        for node in nodes:
+            above = () if node.parent_row < 0 else self._paths[node.parent_row]
+            assert len(above) + 1 == node.depth
+            self._paths.append((*above, node.token_id))
+            expanded.append(Expanded(len(self._paths) - 1, self._law(node.token_id, num_children)))
+        return expanded
+
+    def max_depth(self, job: DraftJob) -> int:
+        return self.depth_limit
+
+    def release(self, session: SessionRef) -> None:
+        self.released.append(session)
+
+    def _law(self, token_id: int, num_children: int) -> Children:
+        full = children(self.laws.get(token_id, {}))
+        return Children(full.token_ids[:num_children], full.log_probs[:num_children])
+
+
+@dataclass(slots=True)
+class ScriptedMember:
+    """Proposes the same chains for every job; raises instead when `failure` is set."""
+
+    name: str = "scripted"
+    chains: Sequence[Sequence[int]] = ((7, 8),)
+    prob: float = 0.5
+    is_behind: bool = False
+    failure: Exception | None = None
+    released: list[SessionRef] = field(default_factory=list)
+    batches: list[int] = field(default_factory=list)
+
+    def draft(self, jobs: Sequence[DraftJob]) -> list[MemberDraft]:
+        self.batches.append(len(jobs))
+        if self.failure is not None:
+            raise self.failure
+        return [MemberDraft(chain_proposal(self.chains, self.prob), self.is_behind) for _ in jobs]
+
+    def release(self, session: SessionRef) -> None:
+        self.released.append(session)
+
+
+def chain_proposal(chains: Sequence[Sequence[int]], prob: float) -> Proposal:
+    """A proposal of chains, each node with conditional probability `prob`."""
+    proposal = Proposal()
+    for chain in chains:
+        parent = BELOW_ROOT
+        for token_id in chain:
+            parent = proposal.add(parent, token_id, math.log(prob))
+    return proposal
