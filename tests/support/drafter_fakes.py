@@ -1,4 +1,4 @@
-"""Typed fakes of the drafter's seams: a model with a fixed table law, jobs made by hand, members that say what they are told."""
+"""Typed fakes of the seams of a drafter: a model with a fixed law, jobs made by hand, a member that follows a script."""
 
 from __future__ import annotations
 

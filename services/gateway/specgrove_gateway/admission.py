@@ -1,0 +1,61 @@
+"""Who may generate now: a bounded number runs, a bounded number waits its turn, the rest is told when to come back.
+
+arriving (read, tokenised) ─▶ waiting ─▶ running        each stage has a bound
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+from specgrove.errors import Overloaded
+
+
+class Admission:
+    """First come, first served. `num_running` and `num_waiting` are the current counts."""
+
+    def __init__(self, max_running: int, max_waiting: int, max_wait_s: float) -> None:
+        self._slots = asyncio.Semaphore(max_running)
+        self._max_waiting = max_waiting
+        self._max_arriving = max_running + max_waiting
+        self._max_wait_s = max_wait_s
+        self.num_arriving = 0
+        self.num_running = 0
+        self.num_waiting = 0
+
+    @contextmanager
+    def arriving(self) -> Iterator[None]:
+        """Hold while a request is read and tokenised. Raises Overloaded when too many others are."""
+        if self.num_arriving >= self._max_arriving:
+            raise Overloaded("too many requests are arriving at once; try again later", retry_after_s=1.0)
+        self.num_arriving += 1
+        try:
+            yield
+        finally:
+            self.num_arriving -= 1
+
+    @asynccontextmanager
+    async def slot(self) -> AsyncIterator[None]:
+        """Hold a slot for the block. Raises Overloaded when the queue is full or the wait was too long."""
+        await self._enter()
+        self.num_running += 1
+        try:
+            yield
+        finally:
+            self.num_running -= 1
+            self._slots.release()
+
+    async def _enter(self) -> None:
+        if self._slots.locked() and self.num_waiting >= self._max_waiting:
+            raise Overloaded("all slots are taken and the queue is full; try again later", retry_after_s=1.0)
+        self.num_waiting += 1
+        try:
+            async with asyncio.timeout(self._max_wait_s if self._slots.locked() else None):
+                await self._slots.acquire()
+        except TimeoutError as error:
+            raise Overloaded(
+                f"no slot became free within {self._max_wait_s:g} s; try again later", retry_after_s=self._max_wait_s
+            ) from error
+        finally:
+            self.num_waiting -= 1

@@ -1,0 +1,114 @@
+"""One generation as the gateway sees it: what a client asked, what a verifier is asked, what comes back.
+
+HTTP body ─┐                                                          ┌─ SSE / JSON
+           ├─▶ ClientRequest ─▶ GenerationRequest ─▶ Generator ─▶ events
+gRPC msg  ─┘    (as spelled)     (checked, ids)                       └─ gRPC messages
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from specgrove.outcome import FinishReason, SpeculationStats
+from specgrove.sampling.params import SamplingParams, SpeculationOptions, StopConditions
+from specgrove.text import ChatMessage
+
+
+@dataclass(frozen=True, slots=True)
+class TextPrompt:
+    """A prompt to be continued as it is."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """A conversation; the model's chat template turns it into a prompt."""
+
+    messages: tuple[ChatMessage, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPrompt:
+    """A prompt that the client tokenised itself."""
+
+    token_ids: tuple[int, ...]
+
+
+Prompt = TextPrompt | ChatPrompt | TokenPrompt
+
+
+@dataclass(frozen=True, slots=True)
+class ClientRequest:
+    """What a client asked, in either face's spelling; nothing is checked yet. None means the default."""
+
+    prompt: Prompt
+    prompt_field: str  # how the face spells the field, for errors
+    model: str | None = None
+    session_id: str | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    max_tokens: int | None = None
+    max_tokens_field: str = "max_tokens"
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    speculation: SpeculationOptions = field(default_factory=SpeculationOptions)
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """A checked request: every verifier of the pool can run it as it is."""
+
+    request_id: str
+    session_id: str
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    stop: StopConditions
+    speculation: SpeculationOptions
+    is_new_session: bool = False  # the client named none: nobody can hold it yet
+
+
+@dataclass(frozen=True, slots=True)
+class TokenStep:
+    """What one step of a verifier committed. Only the last step of a generation has a finish reason."""
+
+    token_ids: tuple[int, ...]
+    epoch: int = 0
+    finish_reason: FinishReason | None = None
+    stop_string: str = ""
+    stats: SpeculationStats | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens read and written; stop tokens count although they have no text."""
+
+    prompt_tokens: int
+    completion_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """Something new: committed ids, and the text that became final with them (may be empty)."""
+
+    text: str
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The end, exactly once and last; carries what was still held back."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    usage: Usage
+    stats: SpeculationStats
+
+
+GenerationEvent = Delta | Finished

@@ -1,0 +1,1 @@
+"""The OpenAI-compatible HTTP face: completions, chat completions, models, health and metrics."""

@@ -1,0 +1,129 @@
+"""The HTTP endpoints. Both generating ones go the same way: read, build, generate, answer."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from specgrove.errors import PeerUnavailable
+from specgrove.telemetry import current_log_context, log_context
+from specgrove_gateway.admission import Admission
+from specgrove_gateway.generation import Finished, GenerationRequest
+from specgrove_gateway.generator import Generator
+from specgrove_gateway.metrics import GatewayMetrics
+from specgrove_gateway.openai_http.answers import AnswerFormat, ChatFormat, CompletionFormat, Json
+from specgrove_gateway.openai_http.body import read_json_object, require_json
+from specgrove_gateway.openai_http.primed_events import PrimedEvents
+from specgrove_gateway.openai_http.requests import HttpRequest, parse_chat, parse_completion
+from specgrove_gateway.openai_http.sse import Answering, ClientGone, EventStream
+from specgrove_gateway.request_builder import RequestBuilder
+
+_Parse = Callable[[dict[str, Any], str | None], HttpRequest]
+_MakeFormat = Callable[[GenerationRequest, str, bool], AnswerFormat]
+_CLIENT_CLOSED_REQUEST = 499  # nginx's number; nobody reads it
+
+
+class GenerationEndpoints:
+    """POST /v1/chat/completions and /v1/completions."""
+
+    def __init__(
+        self,
+        builder: RequestBuilder,
+        generator: Generator,
+        admission: Admission,
+        metrics: GatewayMetrics,
+        *,
+        max_body_bytes: int,
+        heartbeat_s: float,
+    ) -> None:
+        self._builder = builder
+        self._generator = generator
+        self._admission = admission
+        self._metrics = metrics
+        self._max_body_bytes = max_body_bytes
+        self._heartbeat_s = heartbeat_s
+
+    async def chat_completions(self, request: Request) -> Any:
+        return await self._answer(request, parse_chat, ChatFormat)
+
+    async def completions(self, request: Request) -> Any:
+        return await self._answer(request, parse_completion, CompletionFormat)
+
+    async def _answer(self, request: Request, parse: _Parse, make_format: _MakeFormat) -> Any:
+        require_json(request)
+        with self._metrics.count_errors():
+            with self._admission.arriving():
+                body = await read_json_object(request, self._max_body_bytes)
+                asked = parse(body, request.headers.get("x-session-id"))
+                generation = await self._builder.build(asked.client)
+            answer = make_format(generation, self._builder.served_model().model_id, asked.has_usage_chunk)
+            headers = {
+                "x-request-id": generation.request_id,
+                "x-session-id": generation.session_id,
+                "x-specgrove-seed": str(generation.sampling.seed),
+            }
+            with log_context(request_id=generation.request_id, session_id=generation.session_id):
+                if asked.is_stream:
+                    return await self._streamed(request, generation, asked.has_usage_chunk, answer, headers)
+                try:
+                    whole = await Answering(request.receive).unless_gone(self._whole(generation, answer))
+                except ClientGone:
+                    return Response(status_code=_CLIENT_CLOSED_REQUEST)
+                return JSONResponse(whole, headers=headers)
+
+    async def _whole(self, generation: GenerationRequest, answer: AnswerFormat) -> Json:
+        pieces: list[str] = []
+        async with aclosing(self._generator.generate(generation)) as events:
+            async for event in events:
+                pieces.append(event.text)
+                if isinstance(event, Finished):
+                    return answer.whole("".join(pieces), event)
+        raise PeerUnavailable("the generation ended without a finish reason; try again")
+
+    async def _streamed(
+        self,
+        request: Request,
+        generation: GenerationRequest,
+        has_usage_chunk: bool,
+        answer: AnswerFormat,
+        headers: dict[str, str],
+    ) -> Any:
+        """The stream, started once the first token is there: what fails before that still gets its own status.
+
+        A first token that takes longer than a heartbeat is waited for inside the stream: the client hears of us.
+        """
+        events = PrimedEvents(self._generator.generate(generation))
+        try:
+            await Answering(request.receive).unless_gone(events.prime(self._heartbeat_s))
+        except ClientGone:
+            await events.aclose()
+            return Response(status_code=_CLIENT_CLOSED_REQUEST)
+        except BaseException:
+            await events.aclose()
+            raise
+        chunks = _chunks(events, answer, has_usage_chunk)
+        return EventStream(self._counting_errors(chunks), headers, self._heartbeat_s, current_log_context())
+
+    async def _counting_errors(self, chunks: AsyncGenerator[Json, None]) -> AsyncGenerator[Json, None]:
+        with self._metrics.count_errors():
+            async with aclosing(chunks):
+                async for chunk in chunks:
+                    yield chunk
+
+
+async def _chunks(events: PrimedEvents, answer: AnswerFormat, has_usage_chunk: bool) -> AsyncGenerator[Json, None]:
+    async with aclosing(events):
+        opening = answer.opening()
+        if opening is not None:
+            yield opening
+        async for event in events:
+            if event.text:
+                yield answer.delta(event.text)
+            if isinstance(event, Finished):
+                yield answer.ending(event)
+                if has_usage_chunk:
+                    yield answer.usage(event)

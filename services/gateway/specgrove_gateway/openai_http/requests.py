@@ -1,0 +1,194 @@
+"""The bodies of the two endpoints, checked strictly, and their way to a `ClientRequest`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from specgrove.errors import InvalidInput
+from specgrove.sampling.params import SpeculationOptions
+from specgrove.text import ChatMessage
+from specgrove_gateway.generation import ChatPrompt, ClientRequest, Prompt, TextPrompt, TokenPrompt
+from specgrove_gateway.openai_http.neutral_fields import CHAT_NEUTRAL, COMPLETION_NEUTRAL, drop_neutral_fields
+
+_MAX_COUNT = 2**31 - 1  # counts travel as 32-bit integers
+_MAX_PROBLEMS_SHOWN = 3
+
+Count = Annotated[int, Field(ge=0, le=_MAX_COUNT)]
+# Signed and unbounded here: `SamplingParams` and the request builder refuse wrong values in one voice for both faces.
+Number = int
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class StreamOptionsBody(_Strict):
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None  # padding against traffic analysis; off is all we offer
+
+
+class SpeculationBody(_Strict):
+    enabled: bool = True
+    max_nodes: Count = 0
+    max_depth: Count = 0
+
+
+class _GenerationBody(_Strict):
+    """What both endpoints share."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptionsBody | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    seed: int | None = None
+    max_tokens: Number | None = None
+    stop: str | list[str] | None = None
+    # Extensions, named as vLLM names them.
+    top_k: Number | None = None
+    min_p: float | None = None
+    min_tokens: Count | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: list[Count] | None = None
+    session_id: str | None = None
+    speculation: SpeculationBody | None = None
+
+
+class TextPart(_Strict):
+    type: Literal["text"]
+    text: str
+
+
+class MessageBody(_Strict):
+    """One message. The null fields are those that clients send back when they echo an assistant's message."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[TextPart]
+    name: None = None
+    refusal: None = None
+    annotations: list[None] | None = Field(default=None, max_length=0)
+    audio: None = None
+    function_call: None = None
+    tool_calls: list[None] | None = Field(default=None, max_length=0)
+
+    def to_message(self) -> ChatMessage:
+        content = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        return ChatMessage("system" if self.role == "developer" else self.role, content)
+
+
+class ChatBody(_GenerationBody):
+    messages: list[MessageBody]
+    max_completion_tokens: Number | None = None
+
+
+class CompletionBody(_GenerationBody):
+    prompt: str | list[Any]  # told apart by hand: a union would collect an error per token id and branch
+
+
+@dataclass(frozen=True, slots=True)
+class HttpRequest:
+    """A parsed body: what to generate, and how to send it."""
+
+    client: ClientRequest
+    is_stream: bool
+    has_usage_chunk: bool
+
+
+def parse_chat(body: dict[str, Any], header_session_id: str | None) -> HttpRequest:
+    """The request of POST /v1/chat/completions. Raises InvalidInput naming the field."""
+    parsed = _validate(ChatBody, drop_neutral_fields(body, CHAT_NEUTRAL))
+    max_tokens, max_tokens_field = parsed.max_tokens, "max_tokens"
+    if parsed.max_completion_tokens is not None:
+        if max_tokens not in (None, parsed.max_completion_tokens):
+            raise InvalidInput("max_tokens and max_completion_tokens differ; send one of them", field="max_tokens")
+        max_tokens, max_tokens_field = parsed.max_completion_tokens, "max_completion_tokens"
+    prompt = ChatPrompt(tuple(message.to_message() for message in parsed.messages))
+    return _http_request(parsed, prompt, "messages", max_tokens, max_tokens_field, header_session_id)
+
+
+def parse_completion(body: dict[str, Any], header_session_id: str | None) -> HttpRequest:
+    """The request of POST /v1/completions. Raises InvalidInput naming the field."""
+    parsed = _validate(CompletionBody, drop_neutral_fields(body, COMPLETION_NEUTRAL))
+    return _http_request(parsed, _prompt(parsed), "prompt", parsed.max_tokens, "max_tokens", header_session_id)
+
+
+def _prompt(body: CompletionBody) -> Prompt:
+    prompt = body.prompt
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], (str, list)):
+        if len(prompt) > 1:
+            raise InvalidInput(f"prompt holds {len(prompt)} prompts; send one a request", field="prompt")
+        prompt = prompt[0]
+    if isinstance(prompt, str):
+        return TextPrompt(prompt)
+    if any(type(token_id) is not int for token_id in prompt):  # JSON's true is no token id
+        raise InvalidInput("prompt must be a string or a list of token ids", field="prompt")
+    return TokenPrompt(tuple(prompt))
+
+
+def _http_request(
+    body: _GenerationBody,
+    prompt: Prompt,
+    prompt_field: str,
+    max_tokens: int | None,
+    max_tokens_field: str,
+    header_session_id: str | None,
+) -> HttpRequest:
+    if body.session_id and header_session_id and body.session_id != header_session_id:
+        raise InvalidInput("session_id differs from the header x-session-id; send one of them", field="session_id")
+    if body.stream_options is not None and not body.stream:
+        raise InvalidInput("stream_options needs stream: true", field="stream_options")
+    if body.stream_options is not None and body.stream_options.include_obfuscation:
+        raise InvalidInput(
+            "include_obfuscation is not supported; leave it out or send false",
+            field="stream_options.include_obfuscation",
+        )
+    speculation = body.speculation or SpeculationBody()
+    client = ClientRequest(
+        prompt=prompt,
+        prompt_field=prompt_field,
+        model=body.model,
+        session_id=body.session_id or header_session_id,
+        temperature=body.temperature,
+        top_p=body.top_p,
+        top_k=body.top_k,
+        min_p=body.min_p,
+        seed=body.seed,
+        max_tokens=max_tokens,
+        max_tokens_field=max_tokens_field,
+        min_tokens=body.min_tokens,
+        ignore_eos=body.ignore_eos,
+        stop=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),
+        stop_token_ids=tuple(body.stop_token_ids or ()),
+        speculation=SpeculationOptions(speculation.enabled, speculation.max_nodes, speculation.max_depth),
+    )
+    has_usage_chunk = body.stream_options is not None and bool(body.stream_options.include_usage)
+    return HttpRequest(client, bool(body.stream), has_usage_chunk)
+
+
+_BodyT = TypeVar("_BodyT", bound=_GenerationBody)
+
+
+def _validate(model: type[_BodyT], body: dict[str, Any]) -> _BodyT:
+    try:
+        return model.model_validate(body)
+    except ValidationError as error:
+        problems = error.errors(include_url=False, include_context=False, include_input=False)
+        fields = [_field_name(problem["loc"], problem["type"] == "extra_forbidden") for problem in problems]
+        texts = [
+            f"{field}: unknown field" if problem["type"] == "extra_forbidden" else f"{field}: {problem['msg']}"
+            for field, problem in zip(fields, problems, strict=True)
+        ]
+        raise InvalidInput("; ".join(texts[:_MAX_PROBLEMS_SHOWN]), field=fields[0]) from None
+
+
+def _field_name(location: tuple[int | str, ...], is_unknown: bool) -> str:
+    """`messages.0.content`: pydantic's path without the branches of unions, which clients do not know."""
+    if is_unknown:
+        return ".".join(str(part) for part in location)[:200]
+    parts = [str(part) for part in location if isinstance(part, int) or part.isidentifier()]
+    while len(parts) > 1 and parts[-1] in ("str", "int", "float", "bool", "TextPart"):
+        parts.pop()
+    return ".".join(parts)[:200]

@@ -1,0 +1,188 @@
+"""From what a client asked to a request that any verifier of the pool can run: the checks of both faces, once."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from specgrove.errors import ContextTooLong, InvalidInput, ModelNotFound, PeerUnavailable
+from specgrove.sampling.params import SamplingParams, StopConditions
+from specgrove.text import Tokenizer
+from specgrove_gateway.generation import ChatPrompt, ClientRequest, GenerationRequest, Prompt, TextPrompt, TokenPrompt
+
+_SEED_BITS = 53  # a drawn seed survives a JSON reader that keeps numbers as doubles
+_THREAD_ABOVE_CHARS = 2_000  # about half a millisecond of tokenising; more would be felt by other streams
+_SESSION_ID = re.compile(r"[A-Za-z0-9_.:@-]{1,128}")  # safe as a Redis key and as an HTTP header
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLimits:
+    """What the served model can take, as its verifiers describe it."""
+
+    max_context_len: int
+    vocab_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model as clients see it listed."""
+
+    model_id: str
+    limits: ModelLimits | None
+
+
+class RequestBuilder:
+    """Builds checked requests. `limits` gives the current limits or raises PeerUnavailable."""
+
+    def __init__(self, tokenizer: Tokenizer, model_name: str, limits: Callable[[], ModelLimits]) -> None:
+        self._tokenizer = tokenizer
+        self._model_name = model_name
+        self._limits = limits
+
+    async def build(self, client: ClientRequest) -> GenerationRequest:
+        """The request. Raises InvalidInput (naming the field), ModelNotFound, or PeerUnavailable without a verifier."""
+        if client.model:
+            self.check_model(client.model)
+        session_id = _session_id(client.session_id)
+        sampling = _sampling(client)
+        _refuse_empty(client)
+        # Conditions that need no token count are checked before the prompt is tokenised.
+        _stop_conditions(client, max_tokens=_asked_max_tokens(client) or max(1, client.min_tokens or 0))
+        limits = self._limits()
+        _check_ids(client.stop_token_ids, limits.vocab_size, "stop_token_ids")
+        prompt_token_ids = await self._prompt_ids(client)
+        _check_ids(prompt_token_ids, limits.vocab_size, client.prompt_field)
+        max_tokens = _max_tokens(client, len(prompt_token_ids), limits.max_context_len)
+        return GenerationRequest(
+            request_id=uuid.uuid4().hex,
+            session_id=session_id,
+            prompt_token_ids=prompt_token_ids,
+            sampling=sampling,
+            stop=_stop_conditions(client, max_tokens=max_tokens),
+            speculation=client.speculation,
+            is_new_session=not client.session_id,
+        )
+
+    def check_model(self, model: str) -> None:
+        """Raises ModelNotFound for another model than the served one."""
+        if model != self._model_name:
+            raise ModelNotFound(f"model {model[:100]!r} is not served here; this gateway serves {self._model_name!r}")
+
+    def served_model(self) -> ServedModel:
+        """The model this gateway serves, for listings; its limits are None until a verifier has answered."""
+        try:
+            limits = self._limits()
+        except PeerUnavailable:
+            limits = None
+        return ServedModel(self._model_name, limits)
+
+    async def _prompt_ids(self, client: ClientRequest) -> tuple[int, ...]:
+        prompt = client.prompt
+        try:
+            if isinstance(prompt, TokenPrompt):
+                return prompt.token_ids
+            if _num_chars(prompt) > _THREAD_ABOVE_CHARS:
+                ids = await asyncio.to_thread(self._tokenize, prompt)
+            else:
+                ids = self._tokenize(prompt)
+        except InvalidInput as error:
+            raise InvalidInput(error.message, field=client.prompt_field) from error
+        if not ids:
+            raise InvalidInput(_empty_message(client), field=client.prompt_field)
+        return tuple(ids)
+
+    def _tokenize(self, prompt: TextPrompt | ChatPrompt) -> list[int]:
+        if isinstance(prompt, ChatPrompt):
+            return self._tokenizer.apply_chat_template(prompt.messages)
+        return self._tokenizer.encode(prompt.text)
+
+
+def _num_chars(prompt: TextPrompt | ChatPrompt) -> int:
+    if isinstance(prompt, ChatPrompt):
+        return sum(len(message.content) for message in prompt.messages)
+    return len(prompt.text)
+
+
+def _is_empty(prompt: Prompt) -> bool:
+    match prompt:
+        case TextPrompt(text):
+            return not text
+        case ChatPrompt(messages):
+            return not any(message.content for message in messages)
+        case TokenPrompt(token_ids):
+            return not token_ids
+
+
+def _refuse_empty(client: ClientRequest) -> None:
+    if _is_empty(client.prompt):
+        raise InvalidInput(_empty_message(client), field=client.prompt_field)
+
+
+def _empty_message(client: ClientRequest) -> str:
+    return f"{client.prompt_field} is empty: there is nothing to continue"
+
+
+def _session_id(asked: str | None) -> str:
+    if not asked:
+        return uuid.uuid4().hex
+    if not _SESSION_ID.fullmatch(asked):
+        raise InvalidInput("session_id must be 1 to 128 of the characters A-Z a-z 0-9 _ . : @ -", field="session_id")
+    return asked
+
+
+def _sampling(client: ClientRequest) -> SamplingParams:
+    return SamplingParams(
+        temperature=1.0 if client.temperature is None else client.temperature,
+        top_p=1.0 if client.top_p is None else client.top_p,
+        top_k=client.top_k or 0,
+        min_p=client.min_p or 0.0,
+        seed=secrets.randbits(_SEED_BITS) if client.seed is None else client.seed,
+    )
+
+
+def _asked_max_tokens(client: ClientRequest) -> int | None:
+    if client.max_tokens is not None and client.max_tokens < 1:
+        name = client.max_tokens_field
+        raise InvalidInput(f"{name} must be at least 1, got {client.max_tokens}", field=name)
+    return client.max_tokens
+
+
+def _max_tokens(client: ClientRequest, prompt_len: int, max_context_len: int) -> int:
+    room = max_context_len - prompt_len
+    if room < 1:
+        raise ContextTooLong(
+            f"{client.prompt_field} has {prompt_len} tokens; the context holds {max_context_len}, at least one of them "
+            "for the answer",
+            field=client.prompt_field,
+        )
+    asked = _asked_max_tokens(client)
+    if asked is None:
+        return room
+    if asked > room:
+        name = client.max_tokens_field
+        raise ContextTooLong(
+            f"{name} {asked} and {prompt_len} prompt tokens do not fit the context of {max_context_len}; "
+            f"ask for at most {room}, or leave {name} out",
+            field=name,
+        )
+    return asked
+
+
+def _stop_conditions(client: ClientRequest, *, max_tokens: int) -> StopConditions:
+    return StopConditions(
+        max_tokens=max_tokens,
+        min_tokens=client.min_tokens or 0,
+        ignore_eos=bool(client.ignore_eos),
+        stop_token_ids=client.stop_token_ids,
+        stop_strings=client.stop,
+    )
+
+
+def _check_ids(token_ids: tuple[int, ...], vocab_size: int, field: str) -> None:
+    if token_ids and (min(token_ids) < 0 or max(token_ids) >= vocab_size):
+        wrong = next(token_id for token_id in token_ids if not 0 <= token_id < vocab_size)
+        raise InvalidInput(f"{field} holds {wrong}; ids go from 0 to {vocab_size - 1}", field=field)

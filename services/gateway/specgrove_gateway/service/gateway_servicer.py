@@ -1,0 +1,63 @@
+"""GatewayService: the gRPC face. Errors leave as exceptions of ours; the server's interceptor gives them a status."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+
+from specgrove.errors import RequestTooLarge
+from specgrove.proto.v1 import gateway_pb2, gateway_pb2_grpc
+from specgrove.rpc import ServicerContext
+from specgrove.telemetry import log_context
+from specgrove_gateway.generator import Generator
+from specgrove_gateway.metrics import GatewayMetrics
+from specgrove_gateway.request_builder import RequestBuilder
+from specgrove_gateway.service.messages import client_request_from_proto, event_to_proto
+
+GATEWAY_SERVICE_NAME = "specgrove.proto.v1.GatewayService"
+add_gateway_servicer = gateway_pb2_grpc.add_GatewayServiceServicer_to_server
+
+
+class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
+    """Answers gRPC clients. A client that cancels ends the generation at once."""
+
+    def __init__(
+        self, builder: RequestBuilder, generator: Generator, metrics: GatewayMetrics, max_request_bytes: int
+    ) -> None:
+        self._builder = builder
+        self._generator = generator
+        self._metrics = metrics
+        self._max_request_bytes = max_request_bytes
+
+    async def Generate(
+        self, request: gateway_pb2.GenerateRequest, context: ServicerContext
+    ) -> AsyncIterator[gateway_pb2.GenerateResponse]:
+        with self._metrics.count_errors():
+            self._refuse_too_large(request)
+            generation = await self._builder.build(client_request_from_proto(request))
+            with log_context(request_id=generation.request_id, session_id=generation.session_id):
+                async with aclosing(self._generator.generate(generation)) as events:
+                    async for event in events:
+                        yield event_to_proto(generation, event)
+
+    def _refuse_too_large(self, request: gateway_pb2.GenerateRequest) -> None:
+        if request.ByteSize() > self._max_request_bytes:
+            name = request.WhichOneof("input")
+            raise RequestTooLarge(
+                f"the request is larger than {self._max_request_bytes} bytes; send a shorter {name or 'request'}",
+                field=name,
+            )
+
+    async def ListModels(
+        self, request: gateway_pb2.ListModelsRequest, context: ServicerContext
+    ) -> gateway_pb2.ListModelsResponse:
+        model = self._builder.served_model()
+        return gateway_pb2.ListModelsResponse(
+            models=[
+                gateway_pb2.Model(
+                    id=model.model_id,
+                    max_context_len=model.limits.max_context_len if model.limits else 0,
+                    vocab_size=model.limits.vocab_size if model.limits else 0,
+                )
+            ]
+        )

@@ -1,0 +1,294 @@
+"""Wrong input gets a 4xx that names the field, on both faces alike, and the next request is answered."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from specgrove.proto.v1 import gateway_pb2, gateway_pb2_grpc
+from specgrove.rpc import AioRpcError, StatusCode, open_channel
+from specgrove.text import Tokenizer
+from support.fake_verifier import FakeVerifier
+from support.gateway import MODEL, RunningGateway, running_gateway
+from support.tiny_tokenizer import write_tiny_tokenizer
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_tokenizer(tmp_path_factory.mktemp("model"))
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def gateway(folder: Path) -> AsyncIterator[RunningGateway]:
+    tokenizer = Tokenizer.load(folder)
+    verifier = FakeVerifier(tokenizer, lambda prompt, seed: [*tokenizer.encode("Hello world"), 2])
+    await verifier.start()
+    async with running_gateway(folder, [verifier], max_body_bytes=64 * 1024) as running:
+        yield running
+        assert all(max(request.prompt_token_ids) < tokenizer.vocab_size for request in verifier.requests)
+    await verifier.stop()
+
+
+async def is_answered(gateway: RunningGateway) -> bool:
+    answer = await gateway.chat()
+    return bool(answer.status_code == 200 and answer.json()["choices"][0]["message"]["content"] == "Hello world")
+
+
+CHAT_CASES: list[tuple[dict[str, Any], str]] = [
+    ({"messages": []}, "messages"),
+    ({"messages": [{"role": "user", "content": ""}]}, "messages"),
+    ({"messages": "Hello"}, "messages"),
+    ({"messages": None}, "messages"),
+    ({"messages": [{"role": "user"}]}, "messages.0.content"),
+    ({"messages": [{"role": "alien", "content": "x"}]}, "messages.0.role"),
+    ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "messages.0.content"),
+    ({"messages": [{"role": "user", "content": "oak " * 300}]}, "messages"),
+    ({"model": "gpt-4o"}, "model"),
+    ({"model": 3}, "model"),
+    ({"temperature": -1}, "temperature"),
+    ({"temperature": "hot"}, "temperature"),
+    ({"temperature": True}, "temperature"),
+    ({"temperature": 10**400}, "temperature"),
+    ({"max_tokens": 10**30}, "max_tokens"),
+    ({"top_k": 10**30}, "top_k"),
+    ({"min_tokens": 10**30}, "min_tokens"),
+    ({"top_p": 0}, "top_p"),
+    ({"top_p": 1.5}, "top_p"),
+    ({"top_k": -1}, "top_k"),
+    ({"min_p": 2}, "min_p"),
+    ({"seed": -1}, "seed"),
+    ({"seed": 2**64}, "seed"),
+    ({"seed": 1.5}, "seed"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"max_tokens": "5"}, "max_tokens"),
+    ({"max_tokens": 100_000}, "max_tokens"),
+    ({"max_completion_tokens": 0}, "max_completion_tokens"),
+    ({"max_completion_tokens": 100_000}, "max_completion_tokens"),
+    ({"max_tokens": 4, "max_completion_tokens": 5}, "max_tokens"),
+    ({"min_tokens": 9, "max_tokens": 4}, "min_tokens"),
+    ({"stop": ["x"] * 17}, "stop"),
+    ({"stop": ""}, "stop"),
+    ({"stop": 3}, "stop"),
+    ({"stop_token_ids": [9999]}, "stop_token_ids"),
+    ({"stop_token_ids": [-1]}, "stop_token_ids.0"),
+    ({"n": 2}, "n"),
+    ({"n": True}, "n"),
+    ({"presence_penalty": 0.5}, "presence_penalty"),
+    ({"frequency_penalty": 0.5}, "frequency_penalty"),
+    ({"logprobs": True}, "logprobs"),
+    ({"top_logprobs": 3}, "top_logprobs"),
+    ({"logit_bias": {"5": 10}}, "logit_bias"),
+    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"tools": [{"type": "function"}]}, "tools"),
+    ({"tool_choice": "required"}, "tool_choice"),
+    ({"stream": "yes"}, "stream"),
+    ({"stream_options": {"include_usage": True}}, "stream_options"),
+    ({"stream": True, "stream_options": {"other": 1}}, "stream_options.other"),
+    ({"session_id": "a b"}, "session_id"),
+    ({"session_id": "x" * 200}, "session_id"),
+    ({"speculation": {"max_nodes": -1}}, "speculation.max_nodes"),
+    ({"speculation": {"rule": "mss"}}, "speculation.rule"),
+    ({"speculation": True}, "speculation"),
+    ({"tempratures": 1}, "tempratures"),
+    ({"best_of": 1}, "best_of"),
+    ({"prompt": "Hello"}, "prompt"),
+]
+
+
+@pytest.mark.parametrize(("fields", "name"), CHAT_CASES, ids=lambda value: value if isinstance(value, str) else "")
+async def test_chat_names_the_wrong_field(gateway: RunningGateway, fields: dict[str, Any], name: str) -> None:
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], **fields}
+    response = await gateway.http.post("/v1/chat/completions", json=body)
+    error = response.json()["error"]
+    assert response.status_code == (404 if error["code"] == "model_not_found" else 400)
+    assert error["param"] is not None
+    assert error["param"] == name or error["param"].startswith(f"{name}.")
+    assert name.split(".")[-1] in error["message"]
+    assert error["type"] == "invalid_request_error"
+
+
+async def test_chat_also_refuses_before_the_first_byte_of_a_stream(gateway: RunningGateway) -> None:
+    assert (await gateway.chat(stream=True, temperature=-1)).status_code == 400
+    assert await is_answered(gateway)
+
+
+PROMPT_CASES = [
+    "",
+    [],
+    [[]],
+    ["a", "b"],
+    [[1], [2]],
+    ["", ""],
+    [1, "a"],
+    [True],
+    [400_000],
+    [-1],
+    5,
+    None,
+    {"a": 1},
+    "oak " * 300,
+]
+
+
+@pytest.mark.parametrize("prompt", PROMPT_CASES, ids=[str(n) for n in range(len(PROMPT_CASES))])
+async def test_completions_name_a_wrong_prompt(gateway: RunningGateway, prompt: Any) -> None:
+    response = await gateway.complete(prompt)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "prompt"
+
+
+@pytest.mark.parametrize("prompt", [["Hello"], [[5, 6]], [5, 6], "Hello"])
+async def test_completions_take_one_prompt_in_each_spelling(gateway: RunningGateway, prompt: Any) -> None:
+    assert (await gateway.complete(prompt)).status_code == 200
+
+
+async def test_values_that_ask_for_nothing_are_accepted(gateway: RunningGateway) -> None:
+    response = await gateway.chat(
+        n=1,
+        presence_penalty=0.0,
+        frequency_penalty=0,
+        logprobs=False,
+        top_logprobs=None,
+        logit_bias={},
+        response_format={"type": "text"},
+        tools=[],
+        tool_choice="none",
+        user="me",
+        metadata={"a": "b"},
+        store=False,
+        temperature=None,
+        stop=None,
+        max_tokens=None,
+    )
+    assert response.status_code == 200
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'"text"',
+        b'{"model": "\xff\xfe"}',
+        b'{"messages": [{"role": "user", "content": "\\ud800"}]}',
+        b'{"messages": [{"role": "user", "content": "Hi"}], "temperature": NaN}',
+        b'{"messages": [{"role": "user", "content": "Hi"}], "temperature": Infinity}',
+        b'{"messages": [{"role": "user", "content": "Hi"}], "temperature": 1e999}',
+        b"[" * 50_000,
+    ],
+    ids=["empty", "open", "list", "string", "utf8", "surrogate", "nan", "infinity", "1e999", "deep"],
+)
+async def test_a_body_that_is_not_strict_json_is_a_400(gateway: RunningGateway, body: bytes) -> None:
+    response = await gateway.http.post(
+        "/v1/chat/completions", content=body, headers={"content-type": "application/json"}
+    )
+    assert response.status_code == 400
+    assert response.json()["error"]["message"]
+    assert await is_answered(gateway)
+
+
+async def test_ten_megabytes_are_refused(gateway: RunningGateway) -> None:
+    response = await gateway.chat("a" * 10_000_000)
+    assert response.status_code == 413
+    assert "65536" in response.json()["error"]["message"]
+    assert await is_answered(gateway)
+
+
+async def test_a_chunked_body_is_counted_while_it_is_read(gateway: RunningGateway) -> None:
+    async def endless() -> AsyncIterator[bytes]:
+        for _ in range(100):
+            yield b" " * 4096
+
+    response = await gateway.http.post(
+        "/v1/completions", content=endless(), headers={"content-type": "application/json"}
+    )
+    assert response.status_code == 413
+
+
+async def test_wrong_content_type_method_and_path_get_json_errors(gateway: RunningGateway) -> None:
+    as_form = await gateway.http.post("/v1/completions", data={"prompt": "Hi"})
+    as_get = await gateway.http.get("/v1/completions")
+    elsewhere = await gateway.http.post("/v1/embeddings", json={})
+    assert [as_form.status_code, as_get.status_code, elsewhere.status_code] == [415, 405, 404]
+    assert as_get.headers["allow"] == "POST"
+    for response in (as_form, as_get, elsewhere):
+        assert response.json()["error"]["type"] == "invalid_request_error"
+
+
+async def test_session_id_comes_by_header_or_field_but_not_both_ways(gateway: RunningGateway) -> None:
+    def post(header: str, **fields: Any) -> Any:
+        body = {"model": MODEL, "prompt": "Hello", **fields}
+        return gateway.http.post("/v1/completions", json=body, headers={"x-session-id": header})
+
+    assert (await post("one")).headers["x-session-id"] == "one"
+    refused = await post("one", session_id="two")
+    assert refused.json()["error"]["param"] == "session_id"
+
+
+GRPC_CASES: list[tuple[dict[str, Any], str]] = [
+    ({}, "prompt"),
+    ({"prompt": ""}, "prompt"),
+    ({"prompt": "oak " * 300}, "prompt"),
+    ({"chat": gateway_pb2.ChatMessages()}, "chat"),
+    ({"chat": gateway_pb2.ChatMessages(messages=[{"role": "alien", "content": "x"}])}, "chat"),
+    ({"token_ids": gateway_pb2.TokenIds(ids=[])}, "token_ids"),
+    ({"token_ids": gateway_pb2.TokenIds(ids=[400_000])}, "token_ids"),
+    ({"prompt": "Hi", "temperature": -1}, "temperature"),
+    ({"prompt": "Hi", "temperature": float("nan")}, "temperature"),
+    ({"prompt": "Hi", "top_p": 0}, "top_p"),
+    ({"prompt": "Hi", "min_p": 2}, "min_p"),
+    ({"prompt": "Hi", "max_tokens": 0}, "max_tokens"),
+    ({"prompt": "Hi", "max_tokens": 100_000}, "max_tokens"),
+    ({"prompt": "Hi", "min_tokens": 9, "max_tokens": 4}, "min_tokens"),
+    ({"prompt": "Hi", "stop": [""]}, "stop"),
+    ({"prompt": "Hi", "stop": ["x"] * 17}, "stop"),
+    ({"prompt": "Hi", "stop_token_ids": [9999]}, "stop_token_ids"),
+    ({"prompt": "Hi", "session_id": "a b"}, "session_id"),
+    ({"prompt": "Hi", "model": "gpt-4o"}, "model"),
+]
+
+
+@pytest.mark.parametrize(("fields", "name"), GRPC_CASES, ids=lambda value: value if isinstance(value, str) else "")
+async def test_grpc_names_the_wrong_field(gateway: RunningGateway, fields: dict[str, Any], name: str) -> None:
+    async with open_channel(f"127.0.0.1:{gateway.ports.grpc}") as channel:
+        stub = gateway_pb2_grpc.GatewayServiceStub(channel)
+        with pytest.raises(AioRpcError) as raised:
+            async for _ in stub.Generate(gateway_pb2.GenerateRequest(**fields), timeout=10):
+                pass
+        is_model = name == "model"
+        assert raised.value.code() is (StatusCode.NOT_FOUND if is_model else StatusCode.INVALID_ARGUMENT)
+        assert dict(raised.value.trailing_metadata() or ())["specgrove-field"] == name
+        answer = [part async for part in stub.Generate(gateway_pb2.GenerateRequest(prompt="Hi"), timeout=10)]
+        assert "".join(part.text for part in answer) == "Hello world"
+
+
+@pytest.mark.parametrize(
+    ("num_chars", "code"), [(100_000, StatusCode.INVALID_ARGUMENT), (10_000_000, StatusCode.RESOURCE_EXHAUSTED)]
+)
+async def test_grpc_message_over_the_cap_is_refused(gateway: RunningGateway, num_chars: int, code: StatusCode) -> None:
+    """Over our cap the field is named; far over it (16 times), gRPC itself refuses to read on."""
+    async with open_channel(f"127.0.0.1:{gateway.ports.grpc}", 64 * 1024 * 1024) as channel:
+        stub = gateway_pb2_grpc.GatewayServiceStub(channel)
+        with pytest.raises(AioRpcError) as raised:
+            async for _ in stub.Generate(gateway_pb2.GenerateRequest(prompt="a" * num_chars), timeout=10):
+                pass
+        assert raised.value.code() is code
+        if code is StatusCode.INVALID_ARGUMENT:
+            assert dict(raised.value.trailing_metadata() or ())["specgrove-field"] == "prompt"
+    assert await is_answered(gateway)
+
+
+async def test_a_burst_of_bad_requests_leaves_nothing_behind(gateway: RunningGateway) -> None:
+    await asyncio.gather(*(gateway.chat(**{json.dumps(n): 1}) for n in range(30)))
+    assert (await gateway.metrics())["specgrove:num_requests_running"] == 0
+    assert await is_answered(gateway)
