@@ -77,6 +77,7 @@ async def serve(config: VerifierConfig) -> int:
         is_broken = breaking.done()
         for task in (stopping, breaking):
             task.cancel()
+    _log.info("verifier stops")
     await server.stop(0.0 if is_broken else config.drain_s)
     await asyncio.to_thread(engine.stop)
     metrics_server.close()

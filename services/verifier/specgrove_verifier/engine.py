@@ -165,7 +165,8 @@ class Engine:
         num_rows = sum(scheduled.num_rows for scheduled in batch)
         if all(scheduled.num_chain == 1 for scheduled in batch):
             self._budget.observe_step(num_rows, ran - started)
-        self._metrics.record_step(num_rows, ran - started, self._cache.usage, self.num_running, self.num_waiting)
+        self._metrics.record_step(num_rows, ran - started)
+        self._report_load()
 
     def _commit(self, scheduled: Scheduled, logits: torch.Tensor) -> None:
         generation, seq, tree = scheduled.generation, scheduled.seq, scheduled.tree
@@ -284,6 +285,11 @@ class Engine:
             self._offer(arrival)
         if commands or drafts:
             self._pool.flush()
+        if commands:
+            self._report_load()
+
+    def _report_load(self) -> None:
+        self._metrics.set_load(num_running=self.num_running, num_waiting=self.num_waiting, kv_usage=self._cache.usage)
 
     def _accept(self, generation: Generation) -> None:
         self._generations[generation.key] = generation

@@ -49,10 +49,12 @@ class EngineMetrics:
         self._kv_usage = Gauge("specgrove:kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1", registry=registry)
         self._drafters = Gauge("specgrove:num_drafters", "Drafters attached", registry=registry)
 
-    def record_step(self, num_rows: int, seconds: float, kv_usage: float, num_running: int, num_waiting: int) -> None:
+    def record_step(self, num_rows: int, seconds: float) -> None:
         self._steps.inc()
         self._step_s.observe(seconds)
         self._step_rows.observe(num_rows)
+
+    def set_load(self, *, num_running: int, num_waiting: int, kv_usage: float) -> None:
         self._kv_usage.set(kv_usage)
         self._running.set(num_running)
         self._waiting.set(num_waiting)
