@@ -15,6 +15,7 @@ class TransformersReference:
     """Loads the model in this process (half a gigabyte, seconds)."""
 
     def __init__(self, folder: Path, eos_token_ids: Sequence[int]) -> None:
+        transformers.utils.logging.disable_progress_bar()
         self._model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
         self._eos_token_ids = frozenset(eos_token_ids)
 

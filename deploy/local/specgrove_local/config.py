@@ -9,9 +9,7 @@ from specgrove.config import setting
 from specgrove.errors import ConfigError
 from specgrove_local.models import DEFAULT_CACHE_DIR
 
-DEFAULT_PROMPT = (
-    "Repeat this list, then explain in a few sentences why the sea is salty: rivers, rain, rocks, salt, sea."
-)
+DEFAULT_PROMPT = "Write a short story about a fox and a bear who share a winter."
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import zip_longest
+
 from specgrove_local.grpc_client import Answer, Figures
 
 
@@ -50,7 +52,7 @@ def acceptance_by_depth(figures: Figures) -> str:
     parts = [
         f"{depth}: {accepted / drafted:.0%} ({accepted}/{drafted})"
         for depth, (accepted, drafted) in enumerate(
-            zip(figures.accepted_per_depth, figures.drafted_per_depth, strict=False), start=1
+            zip_longest(figures.accepted_per_depth, figures.drafted_per_depth, fillvalue=0), start=1
         )
         if drafted
     ]

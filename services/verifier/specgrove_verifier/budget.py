@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from specgrove_verifier.mailbox import NO_DRAFT, DraftBudget
 
-# Matrix kernels take rows in tiles (six at a time in fbgemm's fp16 kernel), so the curve has steps: measure around them.
+# Matrix kernels take rows in tiles (six in fbgemm's fp16 kernel), so the curve has steps: measure around them.
 MEASURED_ROWS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 64)
 _CANDIDATE_NODES = (0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 11, 12, 16, 17, 23, 24, 32, 48, 64)
 # Before anything is measured: the first node is accepted in 45% of the steps, each further one adds 72% of the one

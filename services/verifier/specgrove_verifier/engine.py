@@ -230,10 +230,8 @@ class Engine:
         self._assign(generation)
 
     def _assign(self, generation: Generation) -> None:
-        before = generation.drafters
         self._pool.assign(generation)
-        if generation.drafters != before:
-            generation.mailbox.expect(generation.base, generation.mailbox.budget, generation.drafters)
+        generation.mailbox.ask_also(generation.drafters)
 
     def _budget_for(self, generation: Generation) -> DraftBudget:
         options = generation.request.speculation

@@ -85,6 +85,11 @@ class DraftMailbox:
         self._answered.clear()
         self._trees.clear()
 
+    def ask_also(self, drafters: frozenset[int]) -> None:
+        """Let drafts by `drafters` count too; what lies here stays."""
+        if self._budget.max_nodes > 0:
+            self._asked |= drafters
+
     def offer(self, drafter: int, draft: Draft) -> DraftOutcome:
         """Take a draft in, or say why not."""
         base = self._base

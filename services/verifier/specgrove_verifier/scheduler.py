@@ -4,19 +4,21 @@
        ▲                  │ no blocks left: the youngest gives its blocks back and is recomputed later
        └────── preempt ───┘
 
-Decoding rows come first, oldest generation first; prefill chunks fill what is left of the step's token budget.
+Decoding rows come first, oldest generation first; prefill chunks fill what is left of the step's token budget, and
+draft nodes may not take the last of it from a prompt that waits.
 """
 
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from specgrove.runtime.forward import SequenceRows
 from specgrove.runtime.kv_cache import CachedSequence, KVCache, OutOfBlocks
 from specgrove.tree import TokenTree
 from specgrove_verifier.generation import Generation
+
+_PREFILL_SHARE = 4  # a step with a prompt in prefill keeps one row in so many free of draft nodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,7 @@ class Scheduler:
 
     def __init__(self, cache: KVCache, *, max_sessions: int, max_step_rows: int) -> None:
         self._cache = cache
-        self._max_sessions = max_sessions
+        self._max_sessions = min(max_sessions, max_step_rows)  # each has a row in every step
         self._max_step_rows = max_step_rows
         self.waiting: list[Generation] = []  # by key, oldest first
         self.running: list[Generation] = []  # the same
@@ -88,28 +90,40 @@ class Scheduler:
     def compose(self) -> list[Scheduled]:
         """The rows of the coming step; their slots are reserved. Takes the trees out of the mailboxes."""
         self._admit()
-        room = self._max_step_rows
         step: list[Scheduled] = []
+        decoding = [generation for generation in self.running if generation.is_decoding]
+        for_drafts = self._max_step_rows - len(decoding)
+        if len(decoding) < len(self.running):
+            for_drafts -= self._max_step_rows // _PREFILL_SHARE
+        room = self._max_step_rows
+        for generation in decoding:
+            tree = generation.mailbox.take()
+            if tree is not None and tree.num_draft_nodes > for_drafts:
+                tree = None
+            num_placed = self._place(generation, 1, tree, step)
+            for_drafts -= max(num_placed - 1, 0)
+            room -= num_placed
         for generation in [*self.running]:
-            if generation.is_decoding:
-                tree = generation.mailbox.take()
-                if tree is not None and 1 + tree.num_draft_nodes > room:
-                    tree = None
-                room -= self._place(generation, 1, tree, step)
-        for generation in [*self.running]:
-            if generation.seq is not None and not generation.is_decoding and room > 0:
+            if not generation.is_decoding and room > 0:
                 room -= self._place(generation, min(generation.num_uncached, room), None, step)
         return step
 
     def _admit(self) -> None:
+        num_free = self._cache.allocator.num_free - sum(map(self._num_missing_blocks, self.running))
         while self.waiting and len(self.running) < self._max_sessions:
             generation = self.waiting[0]
-            wanted = self._cache.blocks_for(min(len(generation.tokens), self._max_step_rows) + 1)
-            if self.running and wanted > self._cache.allocator.num_free:
+            num_wanted = self._num_missing_blocks(generation)
+            if self.running and num_wanted > num_free:
                 return
+            num_free -= num_wanted
             self.waiting.pop(0)
             generation.seq = self._cache.new_sequence()
             insort(self.running, generation, key=_age)
+
+    def _num_missing_blocks(self, generation: Generation) -> int:
+        """Blocks that the committed tokens and the next one still need."""
+        num_held = len(generation.seq.block_table) if generation.seq is not None else 0
+        return max(self._cache.blocks_for(len(generation.tokens) + 1) - num_held, 0)
 
     def _place(self, generation: Generation, num_chain: int, tree: TokenTree | None, step: list[Scheduled]) -> int:
         """Reserve and append the rows of `generation`; returns how many. Makes room by preempting the youngest."""
@@ -127,9 +141,9 @@ class Scheduler:
             return num_chain + num_nodes
         return 0
 
-    def _preempt(self, victim: Generation, step: Sequence[Scheduled]) -> None:
-        if any(scheduled.generation is victim for scheduled in step):
-            raise AssertionError("a generation older than the scheduled ones cannot be out of blocks")
+    def _preempt(self, victim: Generation, step: list[Scheduled]) -> None:
+        # A younger generation may stand in the step already: a prompt of one token decodes before an older prefill.
+        step[:] = [scheduled for scheduled in step if scheduled.generation is not victim]
         self.running.remove(victim)
         if victim.seq is not None:
             self._cache.release(victim.seq)

@@ -28,6 +28,7 @@ def test_time_per_token_leaves_the_first_token_to_the_prefill() -> None:
 
 def test_acceptance_counts_the_trees_that_reached_each_depth() -> None:
     assert acceptance_by_depth(figures()) == "1: 75% (3/4)  2: 50% (1/2)"
+    assert acceptance_by_depth(figures(accepted_per_depth=(), drafted_per_depth=(2,))) == "1: 0% (0/2)"
     assert acceptance_by_depth(figures(accepted_per_depth=(), drafted_per_depth=())) == "nothing was drafted"
 
 
