@@ -1,4 +1,4 @@
-"""Typed fakes of the seams of a drafter: a model with a fixed law, jobs made by hand, a member that follows a script."""
+"""Typed fakes of the drafter's seams: a model with a fixed law, jobs made by hand, a member that follows a script."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from specgrove.base_hash import EMPTY_HASH, extend_hash
 from specgrove.sampling.params import SamplingParams
 from specgrove_drafter.jobs import Budget, DraftJob, SessionRef
 from specgrove_drafter.members.draft_model import Expanded, NodeRow
-from specgrove_drafter.members.member import MemberDraft
+from specgrove_drafter.members.member import Member, MemberDraft
 from specgrove_drafter.trees.growth import Children
 from specgrove_drafter.trees.proposal import BELOW_ROOT, Proposal
 
@@ -40,6 +40,11 @@ def make_job(
     )
 
 
+def ask(member: Member, jobs: Sequence[DraftJob], rivals: Proposal | None = None) -> list[MemberDraft]:
+    """What `member` says to `jobs` when cheaper members propose `rivals` (nothing) for each."""
+    return member.draft(jobs, [rivals or Proposal()] * len(jobs))
+
+
 def children(law: Mapping[int, float]) -> Children:
     """Children from token -> probability."""
     ranked = sorted(law.items(), key=lambda entry: -entry[1])
@@ -52,12 +57,14 @@ class TableModel:
 
     laws: Mapping[int, Mapping[int, float]]
     depth_limit: int = 100
+    starts: int = 0
     unread: set[SessionRef] = field(default_factory=set)
     rounds: list[list[NodeRow]] = field(default_factory=list)
     released: list[SessionRef] = field(default_factory=list)
     _paths: list[tuple[int, ...]] = field(default_factory=list)
 
     def start(self, jobs: Sequence[DraftJob], num_children: int) -> list[Children | None]:
+        self.starts += 1
         return [None if job.session in self.unread else self._law(job.root_token_id, num_children) for job in jobs]
 
     def extend(self, nodes: Sequence[NodeRow], num_children: int) -> list[Expanded]:
@@ -90,10 +97,11 @@ class ScriptedMember:
     prob: float = 0.5
     is_behind: bool = False
     failure: Exception | None = None
+    is_costly: bool = False
     released: list[SessionRef] = field(default_factory=list)
     batches: list[int] = field(default_factory=list)
 
-    def draft(self, jobs: Sequence[DraftJob]) -> list[MemberDraft]:
+    def draft(self, jobs: Sequence[DraftJob], rivals: Sequence[Proposal]) -> list[MemberDraft]:
         self.batches.append(len(jobs))
         if self.failure is not None:
             raise self.failure

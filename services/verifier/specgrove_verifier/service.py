@@ -103,18 +103,20 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
         max_sessions = min(hello.max_sessions or _MAX_DRAFTER_SESSIONS, _MAX_DRAFTER_SESSIONS)
         self._engine.attach(Drafter(number, hello.drafter_id, max_sessions, outbox))
         reader = asyncio.create_task(self._read_drafts(number, request_iterator))
+        news = asyncio.create_task(outbox.take())
         try:
             while True:
-                news = asyncio.create_task(outbox.take())
                 await asyncio.wait({news, reader}, return_when=asyncio.FIRST_COMPLETED)
                 if reader.done():
-                    news.cancel()
                     reader.result()  # raises what ended it
                     return
-                for update in news.result():
+                updates = news.result()
+                news = asyncio.create_task(outbox.take())
+                for update in updates:
                     yield _update_to_proto(update)
         finally:
             reader.cancel()
+            news.cancel()
             self._engine.detach(number)
 
     async def Describe(

@@ -39,7 +39,7 @@ def test_everything_is_healthy_once_started_and_gone_once_stopped(make_options: 
     assert names == ["redis", "verifier-0", "verifier-1", "drafter-0", "drafter-1", "gateway"]
     assert [process.exit_status for process in cluster.processes] == [0] * len(names)
     assert not any(is_alive(pid) for pid in pids)
-    assert [line.partition(":")[0] for line in lines][:3] == ["redis", "verifier-0", "verifier-1"]
+    assert [line.split()[0].rstrip(":") for line in lines][:3] == ["redis", "verifier-0", "verifier-1"]
 
 
 def test_services_get_passive_waiting_and_their_share_of_the_cores(make_options: MakeOptions) -> None:

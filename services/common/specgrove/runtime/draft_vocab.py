@@ -35,6 +35,8 @@ class DraftVocab:
         to_target = draft_ids + offsets.to(torch.int64)
         listed = torch.ones_like(draft_ids, dtype=torch.bool)
         if other_id is not None:
+            if not 0 <= other_id < offsets.numel():
+                raise ModelLoadError(f"{OTHER_ID_KEY} {other_id} is no draft id; there are {offsets.numel()}")
             listed[other_id] = False
         inside = to_target[listed]
         if inside.numel() == 0 or inside.min() < 0 or inside.max() >= target_vocab_size:

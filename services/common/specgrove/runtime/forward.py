@@ -12,13 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from specgrove.runtime.attention import PackedPart, PackedStep
 from specgrove.runtime.kv_cache import CachedSequence, KVCache
-from specgrove.runtime.loading import LoadedModel
+
+if TYPE_CHECKING:
+    from specgrove.runtime.loading import LoadedModel
 from specgrove_kernels.tree_attention import TailMask
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError
+from safetensors import SafetensorError
 from torch import nn
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as hf_logging
@@ -54,7 +55,11 @@ def load_causal_lm(source: str, *, dtype: torch.dtype | None, attention: str = A
         model = AutoModelForCausalLM.from_pretrained(
             source, dtype=dtype if dtype is not None else "auto", attn_implementation=attention
         )
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    except KeyError as error:
+        raise ModelLoadError(
+            f"cannot load {source}: its architecture has no place for our attention ({error})"
+        ) from error
+    except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:
         raise ModelLoadError(f"cannot load {source} as a causal language model: {error}") from error
     return model.eval().requires_grad_(False)
 

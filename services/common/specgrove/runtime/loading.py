@@ -12,20 +12,19 @@ from enum import StrEnum
 from pathlib import Path
 
 import torch
-from specgrove_kernels.tree_attention import TailMask
 from torch import nn
 
 from specgrove.errors import ModelLoadError
 from specgrove.runtime import hf
-from specgrove.runtime.attention import PackedPart, PackedStep, packed_tree_attention
+from specgrove.runtime.attention import PackedStep, packed_tree_attention
 from specgrove.runtime.convert import cached_folder, convert
 from specgrove.runtime.draft_vocab import OTHER_ID_KEY, DraftVocab
 from specgrove.runtime.kv_cache import KVCache, KVShape
 from specgrove.runtime.packed_linear import is_packing_supported, pack_linear_layers
+from specgrove.runtime.probe import check_attention
 
 _log = logging.getLogger(__name__)
-_PROBE_ROWS = 7
-_PROBE_TOLERANCE = 2e-2  # of the largest logit; a wrong mask or scale is off by tens of percent
+_KNOWN_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 
 
 class Weights(StrEnum):
@@ -87,6 +86,7 @@ def load_model(
     hf.register_attention(packed_tree_attention)
     folder = model_folder(str(source), cache_root)
     config = hf.read_config(folder).get_text_config(decoder=True)
+    _check_layers(folder, config)
     kept_as = _resolve(Weights(weights), torch.device(device))
     model = hf.load_causal_lm(folder, dtype=None if kept_as == "checkpoint" else torch.float32)
     if kept_as == Weights.FP16_PACKED:
@@ -98,12 +98,12 @@ def load_model(
         source=str(source),
         weights=str(dtype).removeprefix("torch.") if kept_as == "checkpoint" else str(kept_as),
         vocab_size=config.vocab_size,
-        max_context_len=config.max_position_embeddings,
+        max_context_len=_context_len(config),
         kv_shape=_kv_shape(config, dtype),
         device=torch.device(device),
         draft_vocab=_draft_vocab(folder, config, target_vocab_size),
     )
-    _check_attention(loaded)
+    check_attention(loaded)
     _log.info("loaded %s, weights=%s, vocabulary %d", source, loaded.weights, loaded.vocab_size)
     return loaded
 
@@ -129,6 +129,27 @@ def _resolve(weights: Weights, device: torch.device) -> str:
     return weights
 
 
+def _check_layers(folder: str, config: object) -> None:
+    """Refuse layers whose difference a short comparison at load time cannot show (a window longer than it, say)."""
+    unknown = set(getattr(config, "layer_types", None) or ()) - _KNOWN_LAYER_TYPES
+    if unknown:
+        raise ModelLoadError(f"{folder} has layers of a kind that is not supported: {', '.join(sorted(unknown))}")
+
+
+def _context_len(config: object) -> int:
+    context_len = getattr(config, "max_position_embeddings", None)
+    if not context_len:
+        raise ModelLoadError("the config names no max_position_embeddings; models without positions are not supported")
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") == "longrope":
+        # Past the original length this rotation changes for the whole batch: a row would depend on its neighbours.
+        original = rope.get("original_max_position_embeddings") or getattr(
+            config, "original_max_position_embeddings", context_len
+        )
+        return min(context_len, original)
+    return context_len
+
+
 def _kv_shape(config: object, dtype: torch.dtype) -> KVShape:
     num_heads = getattr(config, "num_attention_heads", None)
     hidden_size = getattr(config, "hidden_size", None)
@@ -150,27 +171,3 @@ def _draft_vocab(folder: str, config: object, target_vocab_size: int | None) -> 
     if target_vocab_size is None:
         raise ModelLoadError(f"{folder} has a trimmed vocabulary; it can only be loaded as the SSM of a target")
     return DraftVocab.load(path, target_vocab_size, getattr(config, OTHER_ID_KEY, None))
-
-
-@torch.inference_mode()
-def _check_attention(loaded: LoadedModel) -> None:
-    """Compare our attention with the model's own on a few rows, so that a feature we lack is found at load time."""
-    token_ids = (torch.arange(_PROBE_ROWS, device=loaded.device) * 37 % loaded.vocab_size).unsqueeze(0)
-    positions = torch.arange(_PROBE_ROWS, device=loaded.device).unsqueeze(0)
-    cache = loaded.new_cache(max_tokens=_PROBE_ROWS)
-    run = slice(0, _PROBE_ROWS)
-    causal = torch.ones(_PROBE_ROWS, _PROBE_ROWS, dtype=torch.bool, device=loaded.device).tril()
-    step = PackedStep(cache, (PackedPart(0, _PROBE_ROWS, run, run, TailMask(causal, positions[0], positions[0])),))
-    try:
-        ours = loaded.logits(token_ids, positions, positions[0], step)
-    except (TypeError, RuntimeError, IndexError, AttributeError) as error:
-        raise ModelLoadError(f"{loaded.source}: this architecture cannot run on the tree attention: {error}") from error
-    hf.set_attention(loaded.model, "eager")
-    theirs = loaded.model(input_ids=token_ids, position_ids=positions, use_cache=False).logits[0].float()
-    hf.set_attention(loaded.model, hf.ATTENTION_NAME)
-    difference = float((ours - theirs).abs().max() / theirs.abs().max().clamp_min(1e-6))
-    if not difference <= _PROBE_TOLERANCE:  # not `>`: a NaN must fail
-        raise ModelLoadError(
-            f"{loaded.source}: tree attention differs from the model's own by {difference:.3f} of the largest logit; "
-            "its attention has a feature that is not supported"
-        )
