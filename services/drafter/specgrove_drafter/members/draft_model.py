@@ -1,0 +1,49 @@
+"""The seam between tree growth and a model: laws at the root of each session, then laws below chosen nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from specgrove_drafter.jobs import DraftJob, SessionRef
+from specgrove_drafter.trees.growth import Children
+
+ROOT_ROW = -1
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRow:
+    """A node to expand: its token follows `parent_row` (a number that `extend` gave out, or ROOT_ROW)."""
+
+    job: DraftJob
+    parent_row: int
+    token_id: int
+    depth: int  # 1 = child of the root
+
+
+@dataclass(frozen=True, slots=True)
+class Expanded:
+    """What stands below an expanded node, and the row number under which its own children continue."""
+
+    row: int
+    children: Children
+
+
+class DraftModel(Protocol):
+    """One SSM. Every call is at most one packed forward over all sessions named in it."""
+
+    def start(self, jobs: Sequence[DraftJob], num_children: int) -> list[Children | None]:
+        """The children of each job's root, reading whatever part of the base is not cached yet; None where that is
+        not finished within this call."""
+        ...
+
+    def extend(self, nodes: Sequence[NodeRow], num_children: int) -> list[Expanded]:
+        """The children below each node. Only for sessions whose `start` succeeded in the same draft."""
+        ...
+
+    def max_depth(self, job: DraftJob) -> int:
+        """How deep a tree under this base may grow before the model's context ends."""
+        ...
+
+    def release(self, session: SessionRef) -> None: ...

@@ -1,0 +1,110 @@
+"""From SSM logits to ranked children: which tokens to propose below a node, and how likely each is to be taken.
+
+The target takes `argmax_x log target_probs(x) + g(seed, position, x)`, where target_probs is its law at temperature T.
+Multiplied by T (which moves no argmax) this is
+
+    argmax_x  log p(x) + T * g(x)          p: the target's law at temperature 1; T = 0 is greedy
+
+and the drafter knows everything in it but log p, for which it has log q. If the error of log q were Gumbel noise of
+scale e, the chance that x is taken would be exactly softmax((log q + T * g) / e)(x). So greedy and sampling are one
+formula: it ranks by the law or by the shared noise, and it serves as estimate. Truncation (top-k, top-p, min-p) is
+the target's business, but what it would cut from the draft's own law is not proposed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from specgrove.sampling.noise import gumbel_at
+from specgrove.sampling.params import SamplingParams
+from specgrove_drafter.trees.growth import Children
+
+# A sampled token comes from the draft's likeliest this many in all but a few per cent of the cases, and noise is made
+# for these only.
+SHORTLIST_LEN = 256
+# The scale of the error of log q (see above); with 1.4 the estimates of the shipped SSM come true as often as they say,
+# for greedy and for temperature 0.8. With 1.0 they are too sure of themselves, which costs forwards, not tokens.
+ERROR_SCALE = 1.4
+
+
+@dataclass(frozen=True, slots=True)
+class LawRow:
+    """How the token after one row will be drawn: `position` is its absolute index in the sequence."""
+
+    sampling: SamplingParams
+    position: int
+
+
+def rank_children(
+    logits: torch.Tensor,  # float32 [N, V_draft]
+    rows: Sequence[LawRow],  # [N]
+    num_children: int,
+    *,
+    to_target: torch.Tensor | None = None,  # int64 [V_draft]: target id of each draft id
+    other_id: int | None = None,  # the draft id that stands for all other target tokens: never proposed
+) -> list[Children]:
+    """The likeliest children after each row, best first."""
+    log_probs = (logits / ERROR_SCALE).log_softmax(dim=-1)
+    if other_id is not None:
+        # Its mass stays in the normaliser: it is the chance that nothing we can name is right.
+        log_probs[:, other_id] = float("-inf")
+    sampled = [index for index, row in enumerate(rows) if not row.sampling.is_greedy]
+    num_proposable = log_probs.shape[-1] - (other_id is not None)
+    width = min(max(num_children, SHORTLIST_LEN) if sampled else num_children, num_proposable)
+    top, ids = log_probs.topk(width, dim=-1)
+    if to_target is not None:
+        ids = to_target[ids]
+    best = _to_children(ids[:, :num_children], top[:, :num_children])
+    # One session's rows share their sampling parameters, and the noise costs by the call rather than by the number.
+    groups: dict[SamplingParams, list[int]] = {}
+    for index in sampled:
+        groups.setdefault(rows[index].sampling, []).append(index)
+    for params, members in groups.items():
+        positions = torch.tensor([[rows[index].position] for index in members], device=ids.device)
+        ranked = _rank_sampled(top[members], ids[members], positions, params, num_children)
+        for index, children in zip(members, ranked, strict=True):
+            best[index] = children
+    return best
+
+
+def _rank_sampled(
+    log_probs: torch.Tensor,  # float32 [G, M], descending in each row
+    ids: torch.Tensor,  # int64 [G, M]
+    positions: torch.Tensor,  # int64 [G, 1]
+    params: SamplingParams,
+    num_children: int,
+) -> list[Children]:
+    """Rank shortlists by their scores under the shared noise."""
+    scores = log_probs + (params.temperature / ERROR_SCALE) * gumbel_at(params.seed, positions, ids)
+    scores = scores.masked_fill(~_survivors(log_probs, params), float("-inf"))
+    # What the shortlist leaves out competes with its mass and no noise of its own.
+    rest = (1.0 - log_probs.exp().sum(dim=-1)).clamp_min(1e-9).log()
+    normaliser = torch.logaddexp(scores.logsumexp(dim=-1), rest)
+    best, order = scores.topk(min(num_children, scores.shape[-1]), dim=-1)
+    return _to_children(ids.gather(-1, order), best - normaliser[:, None])
+
+
+def _survivors(log_probs: torch.Tensor, params: SamplingParams) -> torch.Tensor:  # bool [G, M]
+    """Which entries of descending shortlists top-k, top-p and min-p keep; always the first."""
+    kept = torch.ones_like(log_probs, dtype=torch.bool)
+    if params.top_k:
+        kept[:, params.top_k :] = False
+    if params.top_p < 1.0 or params.min_p > 0.0:
+        probs = (log_probs * (ERROR_SCALE / params.temperature)).masked_fill(~kept, float("-inf")).softmax(dim=-1)
+        kept &= (probs.cumsum(dim=-1) - probs) < params.top_p
+        kept &= probs >= params.min_p * probs[:, :1]
+    kept[:, 0] = True
+    return kept
+
+
+def _to_children(ids: torch.Tensor, log_probs: torch.Tensor) -> list[Children]:
+    """One `Children` for each row of int64 [N, K] and float32 [N, K]; removed tokens (-inf) are left out."""
+    children = []
+    for row_ids, row_log_probs in zip(ids.tolist(), log_probs.tolist(), strict=True):
+        pairs = [(t, p) for t, p in zip(row_ids, row_log_probs, strict=True) if p > -math.inf]
+        children.append(Children(tuple(t for t, _ in pairs), tuple(p for _, p in pairs)))
+    return children

@@ -1,0 +1,77 @@
+"""The SSM member: grows a tree for every session at once, one packed forward for each level."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from specgrove_drafter.jobs import DraftJob, SessionRef
+from specgrove_drafter.members.draft_model import ROOT_ROW, DraftModel, NodeRow
+from specgrove_drafter.members.member import MemberDraft
+from specgrove_drafter.trees.growth import Growth, GrowthPolicy
+from specgrove_drafter.trees.proposal import BELOW_ROOT, Proposal
+
+# Rivals that fill the budget with nodes this likely leave no place that is worth a forward.
+SURE_PATH_PROB = 0.5
+
+
+class SsmMember:
+    """An ensemble member over a `DraftModel`; `policy` is the shape of its trees."""
+
+    is_costly = True
+
+    def __init__(self, name: str, model: DraftModel, policy: GrowthPolicy) -> None:
+        self.name = name
+        self._model = model
+        self._policy = policy
+
+    def draft(self, jobs: Sequence[DraftJob], rivals: Sequence[Proposal]) -> list[MemberDraft]:
+        drafts = [MemberDraft(Proposal()) for _ in jobs]
+        # What is skipped now is read with the next base: rows are cheap, forwards are not.
+        wanted = [i for i, job in enumerate(jobs) if job.is_catching_up or not _is_hopeless(job, rivals[i])]
+        if wanted:
+            for index, draft in zip(
+                wanted, self._draft([jobs[i] for i in wanted], [rivals[i] for i in wanted]), strict=True
+            ):
+                drafts[index] = draft
+        return drafts
+
+    def _draft(self, jobs: Sequence[DraftJob], rivals: Sequence[Proposal]) -> list[MemberDraft]:
+        num_children = self._policy.num_children
+        roots = self._model.start(jobs, num_children)
+        growths: dict[int, Growth] = {}
+        for index, (job, children) in enumerate(zip(jobs, roots, strict=True)):
+            if children is not None and not job.is_catching_up:
+                budget = job.budget.capped(job.budget.max_nodes, self._model.max_depth(job))
+                growths[index] = self._policy.start(job, budget, rivals[index])
+                growths[index].add_children(BELOW_ROOT, children)
+        self._grow(jobs, growths, num_children)
+        return [
+            MemberDraft(growths[index].proposal if index in growths else Proposal(), is_behind=children is None)
+            for index, children in enumerate(roots)
+        ]
+
+    def release(self, session: SessionRef) -> None:
+        self._model.release(session)
+
+    def _grow(self, jobs: Sequence[DraftJob], growths: dict[int, Growth], num_children: int) -> None:
+        row_of: dict[tuple[int, int], int] = {}  # (job, node) -> the model's row
+        while True:
+            wanted = [(index, node) for index, growth in growths.items() for node in growth.next_nodes()]
+            if not wanted:
+                return
+            rows = []
+            for index, node in wanted:
+                growth = growths[index]
+                parent = growth.proposal.parents[node]
+                parent_row = ROOT_ROW if parent == BELOW_ROOT else row_of[index, parent]
+                rows.append(NodeRow(jobs[index], parent_row, growth.proposal.token_ids[node], growth.depths[node]))
+            for (index, node), expanded in zip(wanted, self._model.extend(rows, num_children), strict=True):
+                row_of[index, node] = expanded.row
+                growths[index].add_children(node, expanded.children)
+
+
+def _is_hopeless(job: DraftJob, rivals: Proposal) -> bool:
+    """Whether cheaper members have filled the whole budget with likely nodes."""
+    likely = sum(score >= math.log(SURE_PATH_PROB) for score in rivals.log_path_probs)
+    return likely >= job.budget.max_nodes

@@ -1,0 +1,84 @@
+"""What one member proposes, and how the proposals of an ensemble become the one tree that fits the budget.
+
+    member 1:  a 0.6 ── b 0.4          merged by path, the larger estimate counts         budget 3:
+               c 0.2                   a 0.6 ─┬─ b 0.5                                     a ─┬─ b
+    member 2:  a 0.5 ─┬─ b 0.5                └─ d 0.1                                        └─ (d: dropped)
+                      └─ d 0.1         c 0.2                                               c
+
+The estimate of a node is the probability that the target takes the whole path down to it, so it never exceeds its
+parent's, and the best N nodes always form a tree. The larger of two estimates, not their noisy-or: members read the
+same text and are right together, so adding their evidence would count it twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from specgrove.tree import ROOT, TokenTree, TreeBuilder
+from specgrove_drafter.jobs import Budget
+
+BELOW_ROOT = -1
+
+
+@dataclass(slots=True)
+class Proposal:
+    """Nodes below the root, parents first: `parents[i]` is an entry of this proposal or `BELOW_ROOT`."""
+
+    token_ids: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    log_path_probs: list[float] = field(default_factory=list)  # estimates, natural logarithm
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    def add(self, parent: int, token_id: int, log_prob: float) -> int:
+        """A new node under `parent` with conditional log probability `log_prob` (clamped to at most 0); its number."""
+        above = 0.0 if parent == BELOW_ROOT else self.log_path_probs[parent]
+        self.token_ids.append(token_id)
+        self.parents.append(parent)
+        self.log_path_probs.append(above + min(log_prob, 0.0))
+        return len(self.token_ids) - 1
+
+
+def join(proposals: Sequence[Proposal]) -> Proposal:
+    """All nodes of `proposals` in one; a path that several propose is there once, with the larger estimate."""
+    joined, node_of = Proposal(), dict[tuple[int, int], int]()
+    for proposal in proposals:
+        place: list[int] = []
+        for token_id, parent, score in zip(proposal.token_ids, proposal.parents, proposal.log_path_probs, strict=True):
+            above = BELOW_ROOT if parent == BELOW_ROOT else place[parent]
+            node = node_of.get((above, token_id))
+            if node is None:
+                node = node_of[above, token_id] = joined.add(above, token_id, 0.0)
+                joined.log_path_probs[node] = score
+            joined.log_path_probs[node] = max(joined.log_path_probs[node], score)
+            place.append(node)
+    return joined
+
+
+def select_tree(root_token_id: int, proposals: Sequence[tuple[int, Proposal]], budget: Budget) -> TokenTree:
+    """The best tree within `budget` from (member bit, proposal) pairs.
+
+    Nodes come in order of falling estimate, so that a verifier that cuts the tree short keeps its best part.
+    """
+    merged = TreeBuilder(root_token_id)
+    scores = [0.0]
+    for member_bit, proposal in proposals:
+        place: list[int] = []
+        for token_id, parent, score in zip(proposal.token_ids, proposal.parents, proposal.log_path_probs, strict=True):
+            node = merged.add(ROOT if parent == BELOW_ROOT else place[parent], token_id, member_bit)
+            place.append(node)
+            if node == len(scores):
+                scores.append(score)
+            else:
+                scores[node] = max(scores[node], score)
+    in_reach = [node for node in range(1, merged.num_nodes) if merged.depths[node] <= budget.max_depth]
+    # Equal scores keep the order of insertion, in which parents come first.
+    chosen = sorted(in_reach, key=lambda node: -scores[node])[: budget.max_nodes]
+    tree = TreeBuilder(root_token_id)
+    new_number = {ROOT: ROOT}
+    for node in chosen:
+        parent = new_number[merged.parents[node]]
+        new_number[node] = tree.add(parent, merged.token_ids[node], merged.members[node])
+    return tree.build()

@@ -1,0 +1,139 @@
+"""The command's arguments, read once and checked before any work starts; all problems come in one message."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import torch
+
+from specgrove_drafter.tuning.errors import SettingsError
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """One tuning run."""
+
+    target: str
+    out: Path
+    work_dir: Path
+    resume: bool
+    prompts: Path | None
+    eval_prompts: Path | None
+    eval_every: int
+    tokens: int
+    slots: int
+    document_tokens: int
+    layers: int
+    draft_vocab_size: int
+    fit_tokens: int
+    ridge: float
+    distil_minutes: float | None
+    distil_steps: int | None
+    learning_rate: float
+    batch_tokens: int
+    train_tables: bool
+    threads: int
+    device: str
+    seed: int
+    name: str
+    licence: str
+
+    def __post_init__(self) -> None:
+        """Raises SettingsError with every problem found."""
+        problems = [message for is_wrong, message in self._checks() if is_wrong]
+        if problems:
+            raise SettingsError(problems)
+
+    def _checks(self) -> list[tuple[bool, str]]:
+        is_used = self.work_dir.is_dir() and any(self.work_dir.iterdir())
+        checks = [
+            (self.prompts is not None and not self.prompts.is_file(), f"--prompts: no file {self.prompts}"),
+            (
+                self.eval_prompts is not None and not self.eval_prompts.is_file(),
+                f"--eval-prompts: no file {self.eval_prompts}",
+            ),
+            (is_used and not self.resume, f"--work-dir: {self.work_dir} is not empty; add --resume to continue in it"),
+            (self.out.exists() and not self.out.is_dir(), f"--out: {self.out} is a file"),
+            (
+                self.distil_minutes is not None and self.distil_steps is not None,
+                "--distil-minutes and --distil-steps: give one of them",
+            ),
+            (self.draft_vocab_size < 16, f"--draft-vocab-size: must be at least 16, not {self.draft_vocab_size}"),
+            (self.document_tokens < 64, f"--document-tokens: must be at least 64, not {self.document_tokens}"),
+            (self.ridge <= 0, f"--ridge: must be above 0, not {self.ridge}"),
+            (not 0 < self.learning_rate < 0.1, f"--learning-rate: must lie in (0, 0.1), not {self.learning_rate}"),
+            (not _is_device(self.device), f"--device: {self.device!r} is not a device of this machine"),
+        ]
+        for flag in ("tokens", "slots", "layers", "fit_tokens", "batch_tokens", "threads", "eval_every"):
+            value = getattr(self, flag)
+            checks.append((value < 1, f"--{flag.replace('_', '-')}: must be at least 1, not {value}"))
+        for flag in ("distil_minutes", "distil_steps"):
+            value = getattr(self, flag)
+            checks.append((value is not None and value < 0, f"--{flag.replace('_', '-')}: must not be negative"))
+        return checks
+
+    def command(self) -> str:
+        """The command line that makes the same SSM, with folders by their names only."""
+        words = ["specgrove-tune", "--target", Path(self.target).name]
+        for flag, value in (("--prompts", self.prompts), ("--eval-prompts", self.eval_prompts)):
+            if value is not None:
+                words += [flag, value.name]
+        shown = ["eval_every"] if self.eval_prompts is not None else []
+        shown += ["tokens", "slots", "document_tokens", "layers", "draft_vocab_size", "fit_tokens", "ridge"]
+        shown += ["distil_minutes", "distil_steps", "learning_rate", "batch_tokens", "seed"]
+        for name in shown:
+            value = getattr(self, name)
+            if value is not None:
+                words += [f"--{name.replace('_', '-')}", str(value)]
+        words += ["--train-tables"] if self.train_tables else []
+        return " ".join([*words, "--work-dir", self.work_dir.name, "--out", self.out.name])
+
+
+def _is_device(name: str) -> bool:
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        return False
+    return device.type == "cpu" or (device.type == "cuda" and torch.cuda.is_available())
+
+
+def read_settings(arguments: Sequence[str]) -> Settings:
+    """Settings from a command line; argparse itself ends the program on unknown or unreadable arguments."""
+    parser = argparse.ArgumentParser(
+        prog="specgrove-tune",
+        description="Make a small speculative model (SSM) for a target: the target writes its own training text, a "
+        "closed-form fit starts the SSM from the target's first layers, distillation finishes it.",
+    )
+    add = parser.add_argument
+    add("--target", required=True, help="folder or hub id of a Llama-architecture causal language model")
+    add("--out", required=True, type=Path, help="where the finished SSM goes; replaced as a whole if it exists")
+    add("--work-dir", required=True, type=Path, help="generated text and checkpoints; needed to resume")
+    add("--resume", action="store_true", help="continue in a work folder that is already in use")
+    add("--prompts", type=Path, help="prompts to answer (.jsonl or one a line); default: the target writes its own")
+    add("--eval-prompts", type=Path, help="prompts to measure on after training, answered greedily with 96 tokens")
+    add("--eval-every", type=int, default=1, help="use every n-th evaluation prompt (default 1)")
+    add("--tokens", type=int, default=500_000, help="how much text the target writes (default 500000)")
+    add("--slots", type=int, default=64, help="documents written side by side (default 64)")
+    add("--document-tokens", type=int, default=336, help="longest document (default 336)")
+    add("--layers", type=int, default=2, help="layers of the SSM (default 2)")
+    add("--draft-vocab-size", type=int, default=8192, help="the SSM's vocabulary, 'other' included (default 8192)")
+    add("--fit-tokens", type=int, default=131_072, help="how many tokens the closed-form fit reads (default 131072)")
+    add("--ridge", type=float, default=1e-3, help="strength of the fit's ridge, relative (default 1e-3)")
+    add("--distil-minutes", type=float, help="time for distillation (default 30 when no steps are given; 0 skips it)")
+    add("--distil-steps", type=int, help="optimizer steps for distillation instead of a time")
+    add("--learning-rate", type=float, default=6e-4, help="peak learning rate (default 6e-4)")
+    add("--batch-tokens", type=int, default=1792, help="tokens in one optimizer step (default 1792)")
+    add("--train-tables", action="store_true", help="train embedding and head rows too: for millions of tokens")
+    add("--threads", type=int, default=torch.get_num_threads(), help="CPU threads (default: torch's choice)")
+    add("--device", default="cpu", help="cpu, cuda or cuda:N (default cpu)")
+    add("--seed", type=int, default=0, help="seed of prompts, sampling and batch order (default 0)")
+    add("--name", default="", help="the name of the target in the model card (default: its folder's name)")
+    add("--licence", default="apache-2.0", help="the target's licence, for the card (default apache-2.0)")
+    values = vars(parser.parse_args(arguments))
+    if values["distil_minutes"] is None and values["distil_steps"] is None:
+        values["distil_minutes"] = 30.0
+    values["name"] = values["name"] or Path(values["target"]).name
+    return Settings(**{field.name: values[field.name] for field in fields(Settings)})
