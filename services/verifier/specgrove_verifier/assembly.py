@@ -93,7 +93,7 @@ def build_admission(config: VerifierConfig, loaded: LoadedModel, target: TargetT
             model_name=model_name,
             vocab_size=loaded.vocab_size,
             max_context_len=context_len(config, loaded),
-            eos_token_ids=target.eos_token_ids,
+            eos_token_ids=tuple(token_id for token_id in target.eos_token_ids if token_id < loaded.vocab_size),
             tokenizer=target.tokenizer,
             device=config.device,
         )

@@ -7,6 +7,7 @@ name is a new one here.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -18,6 +19,7 @@ from specgrove_verifier.mailbox import DraftBudget
 _log = logging.getLogger(__name__)
 _LATENCY_WEIGHT = 0.2
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 0.1, 5.0
+_FULL_PAUSE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +74,11 @@ class Drafter:
     wait_again_s: float = 0.0  # nobody waits for it before this time
     latency_s: float | None = None  # commit to tree, moving average
     outbox: list[SessionUpdate] = field(default_factory=list)
-    is_full: bool = False  # it declined for want of room; asked again when one of its sessions ends
+    full_until_s: float = 0.0  # it declined for want of room: asked again then, or when one of its sessions ends
 
     @property
     def has_room(self) -> bool:
-        return not self.is_full and len(self.sessions) < self.max_sessions
+        return self.full_until_s <= time.monotonic() and len(self.sessions) < self.max_sessions
 
 
 class DrafterPool:
@@ -140,7 +142,7 @@ class DrafterPool:
         generation.mailbox.forget(number)
         if drafter is not None:
             drafter.sessions.discard(generation.key)
-            drafter.is_full = True
+            drafter.full_until_s = time.monotonic() + _FULL_PAUSE_S
             drafter.outbox.append(CloseSession(generation.key, reason))
 
     def announce_commit(self, generation: Generation, from_len: int, token_ids: Sequence[int]) -> None:
@@ -152,7 +154,7 @@ class DrafterPool:
         for number in generation.drafters:
             drafter = self._drafters[number]
             drafter.sessions.discard(generation.key)
-            drafter.is_full = False
+            drafter.full_until_s = 0.0
             drafter.outbox.append(CloseSession(generation.key, reason))
         generation.drafters = frozenset()
 

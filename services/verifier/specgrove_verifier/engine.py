@@ -28,7 +28,7 @@ from specgrove.tree import ROOT
 from specgrove_verifier.budget import Budget
 from specgrove_verifier.drafter_pool import Drafter, DrafterPool
 from specgrove_verifier.generation import Generation, StepOutput
-from specgrove_verifier.inbox import DraftArrival, EngineInbox
+from specgrove_verifier.inbox import EngineInbox, Refusal
 from specgrove_verifier.mailbox import NO_DRAFT, DraftBudget, DraftOutcome
 from specgrove_verifier.metrics import EngineMetrics
 from specgrove_verifier.scheduler import Scheduled, Scheduler
@@ -102,10 +102,10 @@ class Engine:
         self._inbox.command(lambda: self._detach(number))
 
     def offer_draft(self, number: int, draft: Draft) -> None:
-        self._inbox.draft(number, draft)
+        self._inbox.answer(number, draft)
 
     def decline_draft(self, number: int, session_key: int, base_len: int, *, lost_place: bool, no_room: bool) -> None:
-        self._inbox.command(lambda: self._decline(number, session_key, base_len, lost_place, no_room))
+        self._inbox.answer(number, Refusal(session_key, base_len, lost_place, no_room))
 
     @property
     def num_running(self) -> int:
@@ -230,6 +230,8 @@ class Engine:
         self._assign(generation)
 
     def _assign(self, generation: Generation) -> None:
+        if self._budget.limits.max_nodes == 0:
+            return  # speculation is off here: drafters need not hear of it
         self._pool.assign(generation)
         generation.mailbox.ask_also(generation.drafters)
 
@@ -276,12 +278,18 @@ class Engine:
     # -- news from outside -------------------------------------------------------------------------------------------
 
     def _read_inbox(self) -> None:
-        commands, drafts = self._inbox.take()
+        commands, arrivals = self._inbox.take()
         for run in commands:
-            run()
-        for arrival in drafts:
-            self._offer(arrival)
-        if commands or drafts:
+            try:
+                run()
+            except Exception:  # the others must not be lost with it
+                _log.exception("a command to the engine failed")
+        for arrival in arrivals:
+            if isinstance(arrival.answer, Draft):
+                self._offer(arrival.drafter, arrival.answer, arrival.arrived_s)
+            else:
+                self._decline(arrival.drafter, arrival.answer)
+        if commands or arrivals:
             self._pool.flush()
         if commands:
             self._report_load()
@@ -331,33 +339,34 @@ class Engine:
             if generation.is_decoding and not generation.drafters:
                 self._assign(generation)
 
-    def _offer(self, arrival: DraftArrival) -> None:
-        draft = arrival.draft
+    def _offer(self, number: int, draft: Draft, arrived_s: float) -> None:
         generation = self._generations.get(draft.session_key)
         if generation is None:
             self._metrics.record_draft(DraftOutcome.FOREIGN)
-            self._pool.note_answer(arrival.drafter, None)
+            self._pool.note_answer(number, None)
             return
-        outcome = generation.mailbox.offer(arrival.drafter, draft)
-        latency_s = arrival.arrived_s - generation.committed_s if outcome is DraftOutcome.ACCEPTED else None
-        self._pool.note_answer(arrival.drafter, latency_s)
+        outcome = generation.mailbox.offer(number, draft)
+        latency_s = arrived_s - generation.committed_s if outcome is DraftOutcome.ACCEPTED else None
+        self._pool.note_answer(number, latency_s)
         self._metrics.record_draft(outcome, latency_s)
         if outcome is DraftOutcome.DIVERGENT:
-            self._pool.reopen(generation, arrival.drafter, generation.mailbox.budget)
+            self._pool.reopen(generation, number, generation.mailbox.budget)
 
-    def _decline(self, number: int, session_key: int, base_len: int, lost_place: bool, no_room: bool) -> None:
+    def _decline(self, number: int, refusal: Refusal) -> None:
         self._pool.note_answer(number, None)
-        generation = self._generations.get(session_key)
+        generation = self._generations.get(refusal.session_key)
         if generation is None or number not in generation.drafters:
             return
-        self._metrics.record_fallback("lost_place" if lost_place else "no_room" if no_room else "declined")
-        if lost_place:
+        if refusal.lost_place:
+            self._metrics.record_fallback("lost_place")
             self._pool.reopen(generation, number, generation.mailbox.budget)
-        elif no_room:
+        elif refusal.no_room:
+            self._metrics.record_fallback("no_room")
             self._pool.withdraw(generation, number, "no capacity")
             self._assign(generation)
         else:
-            generation.mailbox.decline(number, base_len)
+            self._metrics.record_fallback("declined")
+            generation.mailbox.decline(number, refusal.base_len)
 
 
 def _obey_stop(generation: Generation, committed: Sequence[int]) -> tuple[tuple[int, ...], FinishReason | None]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from specgrove.errors import ModelLoadError
 from specgrove.runtime.forward import PackedForward, SequenceRows
@@ -208,3 +208,14 @@ def test_the_context_ends_where_the_rotation_would_depend_on_the_longest_neighbo
     )
     save_random_model(config, tmp_path)
     assert load_model(tmp_path, "float32").max_context_len == 64
+
+
+def test_checkpoint_that_lacks_weights_is_refused(tmp_path: Path) -> None:
+    folder = write_tiny_model(tmp_path)
+    weights = load_file(folder / "model.safetensors")
+    removed = next(name for name in weights if name.endswith("down_proj.weight"))
+    del weights[removed]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+    with pytest.raises(ModelLoadError, match="lacks 1 weights"):
+        load_model(folder)

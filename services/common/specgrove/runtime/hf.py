@@ -51,9 +51,13 @@ def read_config(source: str) -> Any:
 
 def load_causal_lm(source: str, *, dtype: torch.dtype | None, attention: str = ATTENTION_NAME) -> nn.Module:
     """A frozen causal language model in evaluation mode; `dtype` None keeps that of the checkpoint."""
+    result: Any
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            source, dtype=dtype if dtype is not None else "auto", attn_implementation=attention
+        result = AutoModelForCausalLM.from_pretrained(
+            source,
+            dtype=dtype if dtype is not None else "auto",
+            attn_implementation=attention,
+            output_loading_info=True,
         )
     except KeyError as error:
         raise ModelLoadError(
@@ -61,6 +65,10 @@ def load_causal_lm(source: str, *, dtype: torch.dtype | None, attention: str = A
         ) from error
     except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:
         raise ModelLoadError(f"cannot load {source} as a causal language model: {error}") from error
+    model, report = result
+    missing = sorted(report["missing_keys"])
+    if missing:  # `transformers` fills them with random numbers
+        raise ModelLoadError(f"{source} lacks {len(missing)} weights of its architecture, {missing[0]} among them")
     return model.eval().requires_grad_(False)
 
 
