@@ -1,0 +1,72 @@
+"""The command as a user runs it: all problems at once, and a tiny target shrunk from end to end."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from specgrove_drafter.tuning.__main__ import main
+from specgrove_drafter.tuning.errors import SettingsError, UnsupportedTargetError
+from specgrove_drafter.tuning.hub import load_causal_lm, open_target
+from specgrove_drafter.tuning.settings import read_settings
+
+
+def test_all_problems_come_in_one_message(tmp_path: Path) -> None:
+    (tmp_path / "old").write_text("x")
+    arguments = ["--target", "t", "--out", str(tmp_path / "o"), "--work-dir", str(tmp_path), "--device", "abacus"]
+    with pytest.raises(SettingsError) as raised:
+        read_settings(
+            [*arguments, "--layers", "0", "--tokens", "-1", "--prompts", "nowhere.txt", "--distil-steps", "-3"]
+        )
+    for flag in ("--device", "--layers", "--tokens", "--prompts", "--work-dir", "--distil-steps"):
+        assert flag in str(raised.value)
+    assert len(raised.value.problems) == 6
+
+
+def test_two_budgets_are_refused(tmp_path: Path) -> None:
+    arguments = ["--target", "t", "--out", str(tmp_path / "o"), "--work-dir", str(tmp_path / "w")]
+    with pytest.raises(SettingsError, match="give one of them"):
+        read_settings([*arguments, "--distil-steps", "3", "--distil-minutes", "1"])
+
+
+def test_other_architectures_are_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedTargetError, match="cannot open"):
+        open_target(str(tmp_path / "nothing"))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+    with pytest.raises(UnsupportedTargetError):
+        open_target(str(tmp_path))
+
+
+def test_a_target_is_shrunk_from_end_to_end_and_resuming_adds_nothing(
+    target_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    questions = tmp_path / "questions.jsonl"
+    questions.write_text("".join(json.dumps({"turns": [f"What is {n}?", "Why?"]}) + "\n" for n in range(6)))
+    arguments = ["--target", str(target_folder), "--out", str(tmp_path / "ssm"), "--work-dir", str(tmp_path / "work")]
+    arguments += ["--tokens", "4000", "--slots", "40", "--document-tokens", "150", "--draft-vocab-size", "100"]
+    arguments += ["--distil-steps", "3", "--threads", "1", "--seed", "5"]
+    arguments += ["--eval-prompts", str(questions), "--eval-every", "3"]
+    assert main(arguments) == 0
+    card = (tmp_path / "ssm" / "README.md").read_text()
+    assert "--seed 5" in card
+    assert "greedy answers" in card
+    assert str(tmp_path) not in card, "no folder of this machine belongs into a card"
+    model = load_causal_lm(tmp_path / "ssm")
+    assert model.config.vocab_size == 100
+    weights = (tmp_path / "ssm" / "model.safetensors").read_bytes()
+    assert main(arguments) == 2, "a used work folder needs --resume"
+    assert main([*arguments, "--resume"]) == 0
+    assert (tmp_path / "ssm" / "model.safetensors").read_bytes() == weights
+    assert main([*arguments, "--resume", "--layers", "9"]) == 2
+    assert "the target has 3 layers" in capsys.readouterr().err
+
+
+def test_given_prompts_are_answered(target_folder: Path, tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("\n".join(f"Question number {n}, what do you say?" for n in range(40)))
+    arguments = ["--target", str(target_folder), "--out", str(tmp_path / "ssm"), "--work-dir", str(tmp_path / "work")]
+    arguments += ["--prompts", str(prompts), "--draft-vocab-size", "64", "--document-tokens", "150", "--slots", "20"]
+    assert main([*arguments, "--distil-steps", "0", "--threads", "1"]) == 0
+    assert "prompt file" in (tmp_path / "ssm" / "README.md").read_text()
