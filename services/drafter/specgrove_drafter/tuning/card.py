@@ -56,7 +56,7 @@ It is no chat model of its own. It speaks the target's tokenizer (not copied her
 * `draft_vocab.safetensors` holds `d2t` (int64): target id = draft id + `d2t[draft id]`. The last draft id,
   `draft_vocab_other_id` in `config.json`, stands for every other token: feed it for tokens outside the vocabulary,
   never propose it.
-* The draft ids cover {100 * facts.coverage:.2f}% of the target's own choices.
+* The draft ids cover {100 * facts.coverage:.2f}% of the target's own choices in the training text.
 
 ## How it was made
 

@@ -33,6 +33,8 @@ def export_ssm(ssm: Any, vocabulary: DraftVocabulary, card: str, folder: Path, u
     half.save_pretrained(beside)
     save_file({"d2t": vocabulary.offsets(unknown_id)}, beside / VOCAB_FILE, metadata={"format": "pt"})
     (beside / "README.md").write_text(card, encoding="utf-8")
+    for path in beside.iterdir():
+        path.chmod(0o644)  # safetensors writes for its owner only, and a service runs as someone else
     size = sum(path.stat().st_size for path in beside.iterdir())
     previous = folder.with_name(folder.name + ".previous")
     if folder.exists():

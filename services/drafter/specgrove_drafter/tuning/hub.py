@@ -38,7 +38,7 @@ def open_target(folder: str) -> Target:
     """Read configuration and tokenizer, no weights; raises UnsupportedTargetError when it cannot be shrunk."""
     try:
         config = transformers.AutoConfig.from_pretrained(folder)
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+        tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder)
     except (OSError, ValueError, KeyError) as error:
         raise UnsupportedTargetError(f"cannot open the target {folder!r}: {error}") from error
     if config.model_type != "llama":
@@ -66,7 +66,7 @@ def load_target_model(target: Target, device: torch.device, *, pack: bool) -> An
 
 def build_llama(
     target_config: Any, *, num_layers: int, vocab_size: int, token_ids: dict[str, int | None], extra: dict[str, Any]
-):
+) -> Any:
     """An untied float32 Llama with the target's shape but `num_layers` layers and its own small vocabulary."""
     settings = target_config.to_dict()
     for stale in ("architectures", "_name_or_path", "_model_name_or_path", "dtype", "torch_dtype", "unk_token_id"):

@@ -77,7 +77,7 @@ class Settings:
 
     def command(self) -> str:
         """The command line that makes the same SSM, with folders by their names only."""
-        words = ["specgrove-tune", "--target", Path(self.target).name]
+        words = ["specgrove-tune", "--target", self.name]
         for flag, value in (("--prompts", self.prompts), ("--eval-prompts", self.eval_prompts)):
             if value is not None:
                 words += [flag, value.name]

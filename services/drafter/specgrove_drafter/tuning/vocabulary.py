@@ -57,16 +57,14 @@ class DraftVocabulary:
 def choose_vocabulary(
     documents: Iterable[Document], size: int, target_vocab_size: int, always: Iterable[int]
 ) -> tuple[DraftVocabulary, float]:
-    """The `size - 1` tokens the target says most, and the share of its own text that they cover.
+    """The `size - 1` tokens the target says most, and the share of its own choices that they cover.
 
-    A token counts once for each time it occurs and by its probability wherever the target weighed it, so that rare
-    tokens are ranked by more than luck. `always` (template and end tokens) are in whatever their count.
+    A token counts by its probability wherever the target weighed it, which ranks rare tokens by more than the luck of
+    having been drawn. `always` (template and end tokens) are in whatever their count.
     """
     score = torch.zeros(target_vocab_size, dtype=torch.float64)
     said = torch.zeros(target_vocab_size, dtype=torch.float64)
     for document in documents:
-        tokens = document.tokens.long()
-        score.index_add_(0, tokens, torch.ones(len(document), dtype=torch.float64))
         heard = document.roles >= Role.USER
         law = document.top_logprobs[heard].double().exp()
         score.index_add_(0, document.top_ids[heard].long().flatten(), law.flatten())
