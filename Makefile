@@ -59,7 +59,9 @@ $(STAMP):
 	  { echo "$(PYTHON) is older than Python 3.11: set PYTHON=/path/to/a/newer/python"; exit 1; }
 	@echo "making the environment in $(VENV); the first time takes a few minutes"
 	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	@echo "  torch ..."
 	@$(PY) -m pip install -qq --disable-pip-version-check torch==2.13.0
+	@echo "  everything else, as pinned in constraints.txt ..."
 	@$(PY) -m pip install -qq --disable-pip-version-check -c constraints.txt hatchling editables
 	@$(PY) -m pip install -qq --disable-pip-version-check -c constraints.txt --no-build-isolation \
 	  --editable '.[models,gateway,local,dev]'

@@ -9,9 +9,6 @@ from collections.abc import Sequence
 from specgrove_local.options import ClusterOptions
 from specgrove_local.ports import LOOPBACK
 
-# OpenMP threads that spin while they wait take the cores from the other processes.
-_PASSIVE_WAITING = {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0", "GOMP_SPINCOUNT": "0"}
-
 
 class CommandBuilder:
     def __init__(self, options: ClusterOptions) -> None:
@@ -59,10 +56,9 @@ class CommandBuilder:
         ]
 
     def environment(self, kind: str) -> dict[str, str]:
-        """This process's environment, with passive waiting and a fair share of the cores."""
+        """This process's environment with a fair share of the cores; how threads wait is left to OpenMP (README)."""
         return {
             **os.environ,
-            **_PASSIVE_WAITING,
             "OMP_NUM_THREADS": str(self._options.threads(kind)),
             "PYTHONUNBUFFERED": "1",
             **self._options.environment,

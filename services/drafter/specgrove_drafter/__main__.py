@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from specgrove.config import run_with_config
 from specgrove.rpc import GrpcServer, wait_for_signal
+from specgrove.runtime.passing_thread import on_passing_thread
 from specgrove.session import Redis, connect
 from specgrove.telemetry import CollectorRegistry, configure_logging, new_registry, start_metrics_server
 from specgrove_drafter.config import DrafterConfig
@@ -41,7 +42,7 @@ async def serve(config: DrafterConfig) -> None:
         stopping = asyncio.create_task(wait_for_signal(), name="signals")
         stack.callback(stopping.cancel)
         address = config.advertise_address or f"{config.host}:{port}"
-        drafter = await asyncio.to_thread(_build, config, registry, address, redis)
+        drafter = await on_passing_thread(_build, config, registry, address, redis)
         await drafter.start()
         stack.push_async_callback(drafter.stop)
         server.set_serving(True)

@@ -15,6 +15,7 @@ import torch
 from specgrove.config import run_with_config
 from specgrove.rpc import GrpcServer, wait_for_signal
 from specgrove.runtime.loading import load_model, model_folder
+from specgrove.runtime.passing_thread import on_passing_thread
 from specgrove.session import Heartbeat, Pod, PodRegistry, connect
 from specgrove.telemetry import configure_logging, new_registry, start_metrics_server
 from specgrove_verifier.assembly import build_admission, build_engine, context_len, read_tokenizer
@@ -33,8 +34,8 @@ async def serve(config: VerifierConfig) -> int:
         torch.set_num_threads(config.threads)
     registry = new_registry()
     _log.info("loading the target", extra={"model": config.model})
-    folder = await asyncio.to_thread(model_folder, config.model)
-    loaded = await asyncio.to_thread(load_model, folder, config.weights, config.device)
+    folder = await on_passing_thread(model_folder, config.model)
+    loaded = await on_passing_thread(load_model, folder, config.weights, config.device)
     target = read_tokenizer(Path(folder), loaded.vocab_size)
     model_name = config.model_name or Path(config.model).name
     loop = asyncio.get_running_loop()
@@ -44,7 +45,7 @@ async def serve(config: VerifierConfig) -> int:
         loop.call_soon_threadsafe(broken.set)
 
     _log.info("measuring the cost of a step")
-    engine = await asyncio.to_thread(build_engine, config, loaded, registry, report_broken)
+    engine = await on_passing_thread(build_engine, config, loaded, registry, report_broken)
     pod_id = config.pod_id or f"{socket.gethostname()}-{secrets.token_hex(3)}"
     identity = Identity(
         verifier_id=pod_id,

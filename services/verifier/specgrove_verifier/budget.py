@@ -37,11 +37,14 @@ class CostCurve:
         self._scale = 1.0
 
     @classmethod
-    def measure(cls, run_step: Callable[[int], float], *, max_rows: int, repeats: int = 3) -> CostCurve:
-        """Time `run_step(rows)`, which returns seconds, at each size up to `max_rows`; medians of `repeats`."""
+    def measure(cls, run_step: Callable[[int], float], *, max_rows: int, repeats: int = 5) -> CostCurve:
+        """Time `run_step(rows)`, which returns seconds, at each size up to `max_rows`.
+
+        The least of `repeats` counts: at start the machine is busy with other things, which only ever add time.
+        """
         run_step(1)
         sizes = [rows for rows in MEASURED_ROWS if rows <= max_rows]
-        return cls([(rows, sorted(run_step(rows) for _ in range(repeats))[repeats // 2]) for rows in sizes])
+        return cls([(rows, min(run_step(rows) for _ in range(repeats))) for rows in sizes])
 
     def seconds(self, rows: int) -> float:
         return self._scale * self._at(rows)

@@ -42,11 +42,11 @@ def test_everything_is_healthy_once_started_and_gone_once_stopped(make_options: 
     assert [line.split()[0].rstrip(":") for line in lines][:3] == ["redis", "verifier-0", "verifier-1"]
 
 
-def test_services_get_passive_waiting_and_their_share_of_the_cores(make_options: MakeOptions) -> None:
+def test_services_get_their_share_of_the_cores(make_options: MakeOptions) -> None:
     cluster = LocalCluster(make_options(verifier_threads=3, num_drafters=1))
     environment = cluster._commands.environment("verifier")
     assert environment["OMP_NUM_THREADS"] == "3"
-    assert environment["OMP_WAIT_POLICY"] == "PASSIVE"
+    assert environment.get("OMP_WAIT_POLICY") == os.environ.get("OMP_WAIT_POLICY")
     assert cluster._commands.environment("gateway")["OMP_NUM_THREADS"] == "1"
 
 
