@@ -8,6 +8,8 @@ product is bound by weight bytes, and a row's result does not depend on the othe
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import nn
 
@@ -49,13 +51,53 @@ class PackedLinear(nn.Module):
         return f"in_features={self.in_features}, out_features={self.out_features}, weights=fp16_packed"
 
 
+# Projections that read the same input, by the names `transformers` gives them: packed side by side, multiplied at once.
+_SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+
+
+class _SharedProduct:
+    """One packed product whose columns several projections share; made anew whenever another input comes."""
+
+    def __init__(self, linears: Sequence[nn.Linear]) -> None:
+        weight = torch.cat([linear.weight.detach() for linear in linears])
+        biases: list[torch.Tensor] = [linear.bias for linear in linears if linear.bias is not None]
+        self._linear = PackedLinear.from_weight(weight, torch.cat(biases) if biases else None)
+        self._widths = [linear.out_features for linear in linears]
+        self._rows: torch.Tensor | None = None
+        self._columns: Sequence[torch.Tensor] = ()
+
+    def columns(self, rows: torch.Tensor, index: int) -> torch.Tensor:
+        # The very tensor, not an equal one: nothing is compared, and nothing can be mistaken.
+        if self._rows is not rows:
+            self._rows = rows
+            self._columns = self._linear(rows).split(self._widths, dim=-1)
+        return self._columns[index]
+
+
+class PackedColumns(nn.Module):
+    """One of several projections of the same input; the first one asked computes all of them."""
+
+    def __init__(self, shared: _SharedProduct, index: int, in_features: int, out_features: int) -> None:
+        super().__init__()
+        self._shared = shared
+        self._index = index
+        self.in_features = in_features
+        self.out_features = out_features
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return self._shared.columns(rows, self._index)
+
+
 def pack_linear_layers(model: nn.Module) -> int:
     """Replace every `nn.Linear` of `model` in place by its packed form; returns how many were replaced.
 
-    The float32 weight is dropped as soon as its layer is packed. A weight that is tied to an embedding stays
-    alive there, so `model.get_input_embeddings()` keeps working.
+    Query, key and value projections share one product, gate and up projections another: fewer, larger products. The
+    float32 weight is dropped as soon as its layer is packed. A weight that is tied to an embedding stays alive there,
+    so `model.get_input_embeddings()` keeps working.
     """
     replaced = 0
+    for names in _SIBLINGS:
+        replaced += _pack_siblings(model, names)
     for name, child in list(model.named_children()):
         if isinstance(child, nn.Linear):
             setattr(model, name, PackedLinear.from_linear(child))
@@ -63,3 +105,15 @@ def pack_linear_layers(model: nn.Module) -> int:
         else:
             replaced += pack_linear_layers(child)
     return replaced
+
+
+def _pack_siblings(module: nn.Module, names: Sequence[str]) -> int:
+    children = [getattr(module, name, None) for name in names]
+    linears = [child for child in children if isinstance(child, nn.Linear)]
+    has_bias = {linear.bias is not None for linear in linears}
+    if len(linears) < len(names) or len({linear.in_features for linear in linears}) > 1 or len(has_bias) > 1:
+        return 0
+    shared = _SharedProduct(linears)
+    for index, (name, linear) in enumerate(zip(names, linears, strict=True)):
+        setattr(module, name, PackedColumns(shared, index, linear.in_features, linear.out_features))
+    return len(linears)
