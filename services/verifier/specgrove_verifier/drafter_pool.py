@@ -165,25 +165,30 @@ class DrafterPool:
                 drafter.link.post(tuple(drafter.outbox))
                 drafter.outbox.clear()
 
-    def note_answer(self, number: int, latency_s: float | None) -> None:
-        """Something came from a drafter; `latency_s` when it is known what it answers."""
+    def note_answer(self, number: int, latency_s: float | None, *, is_in_time: bool = True) -> None:
+        """Something came from a drafter; `latency_s` when it is known what it answers, late or not."""
         drafter = self._drafters.get(number)
         if drafter is None:
             return
         drafter.is_responsive = True
         if latency_s is not None:
-            drafter.num_misses = 0
+            if is_in_time:
+                drafter.num_misses = 0
             before = drafter.latency_s if drafter.latency_s is not None else latency_s
             drafter.latency_s = before + _LATENCY_WEIGHT * (latency_s - before)
 
-    def note_silence(self, numbers: Iterable[int], now: float) -> None:
-        """These did not answer in time: nobody waits for them until they speak again, after a pause that doubles."""
+    def note_silence(self, numbers: Iterable[int], now: float, *, is_excused: bool = False) -> None:
+        """These did not answer in time: nobody waits for them until they speak again.
+
+        The pause after that doubles with every miss in a row; an excused miss has none.
+        """
         for number in numbers:
             drafter = self._drafters.get(number)
             if drafter is not None and drafter.is_responsive:
                 drafter.is_responsive = False
-                drafter.wait_again_s = now + min(_MAX_PAUSE_S, _FIRST_PAUSE_S * 2**drafter.num_misses)
-                drafter.num_misses += 1
+                if not is_excused:
+                    drafter.wait_again_s = now + min(_MAX_PAUSE_S, _FIRST_PAUSE_S * 2**drafter.num_misses)
+                    drafter.num_misses += 1
                 _log.debug("drafter missed its deadline", extra={"drafter_id": drafter.drafter_id})
 
     def worth_waiting_for(self, numbers: Iterable[int], now: float) -> frozenset[int]:

@@ -207,6 +207,7 @@ class Engine:
             generation.first_token_s = now
             generation.stats.prefill_s = now - generation.arrived_s
         generation.stats.decode_s = now - generation.first_token_s
+        generation.previous_base = (len(generation.tokens), generation.committed_s)
         generation.committed_s = now
         tree = scheduled.tree
         num_nodes = tree.num_draft_nodes if tree is not None else 0
@@ -264,7 +265,9 @@ class Engine:
                 continue
             deadline = generation.committed_s + self._draft_wait.limit_s(self._pool.latency_s(missing))
             if deadline <= now:
-                self._pool.note_silence(missing, now)
+                # A first draft waits for the prompt to be read: once for each session nobody is blamed for that.
+                self._pool.note_silence(missing, now, is_excused=generation.is_first_draft)
+                generation.is_first_draft = False
                 self._metrics.record_fallback("deadline")
                 self._assign(generation)
                 self._pool.flush()
@@ -346,8 +349,14 @@ class Engine:
             self._pool.note_answer(number, None)
             return
         outcome = generation.mailbox.offer(number, draft)
-        latency_s = arrived_s - generation.committed_s if outcome is DraftOutcome.ACCEPTED else None
-        self._pool.note_answer(number, latency_s)
+        latency_s = None
+        if outcome is DraftOutcome.ACCEPTED:
+            latency_s = arrived_s - generation.committed_s
+            generation.is_first_draft = False
+        elif outcome is DraftOutcome.LATE and draft.base_len == generation.previous_base[0]:
+            # Capped: a drafter that was stopped for a minute is not one that takes a minute.
+            latency_s = min(arrived_s - generation.previous_base[1], 2 * self._draft_wait.max_wait_s)
+        self._pool.note_answer(number, latency_s, is_in_time=(latency_s or 0.0) <= self._draft_wait.max_wait_s)
         self._metrics.record_draft(outcome, latency_s)
         if outcome is DraftOutcome.DIVERGENT:
             self._pool.reopen(generation, number, generation.mailbox.budget)

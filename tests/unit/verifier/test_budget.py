@@ -1,0 +1,65 @@
+"""The budget grants what commits most tokens per second, and nothing where speculation loses."""
+
+from __future__ import annotations
+
+import pytest
+
+from specgrove_verifier.budget import CostCurve, FixedBudget, MeasuredBudget
+from specgrove_verifier.mailbox import NO_DRAFT, DraftBudget
+
+LIMITS = DraftBudget(8, 5)
+FLAT = [(1, 0.040), (8, 0.042), (64, 0.050)]  # rows are nearly free
+STEEP = [(1, 0.010), (2, 0.020), (64, 0.640)]  # every row costs what the first one cost
+
+
+def test_nearly_free_rows_are_used_to_the_limit() -> None:
+    assert MeasuredBudget(LIMITS, CostCurve(FLAT)).grant(1, 0.0) == LIMITS
+
+
+def test_rows_at_full_price_switch_speculation_off() -> None:
+    budget = MeasuredBudget(LIMITS, CostCurve(STEEP))
+    assert budget.grant(1, 0.0) == NO_DRAFT
+    assert budget.grant(8, 0.0) == NO_DRAFT
+
+
+def test_a_draft_that_takes_longer_than_it_saves_switches_speculation_off() -> None:
+    assert MeasuredBudget(LIMITS, CostCurve(FLAT)).grant(1, 0.5) == NO_DRAFT
+
+
+def test_rejected_trees_shrink_the_grant_and_accepted_ones_bring_it_back() -> None:
+    budget = MeasuredBudget(LIMITS, CostCurve([(1, 0.030), (8, 0.045), (64, 0.3)]))
+    assert budget.grant(1, 0.005).max_nodes > 0
+    for _ in range(200):
+        budget.observe_tree(8, 0)
+    assert budget.grant(1, 0.005) == NO_DRAFT
+    for _ in range(200):
+        budget.observe_tree(8, 2)
+    assert budget.grant(1, 0.005).max_nodes > 0
+
+
+def test_while_it_is_off_a_few_small_trees_are_tried_now_and_then() -> None:
+    budget = MeasuredBudget(LIMITS, CostCurve(STEEP))
+    grants = [budget.grant(1, 0.0).max_nodes for _ in range(200)]
+    num_tried = sum(nodes > 0 for nodes in grants)
+    assert 6 <= num_tried <= 9
+    assert max(grants) <= 4
+
+
+def test_steps_that_take_longer_than_the_curve_says_move_it() -> None:
+    curve = CostCurve(FLAT)
+    for _ in range(200):
+        curve.observe(1, 0.080)
+    assert curve.seconds(1) == pytest.approx(0.080, rel=0.01)
+    assert curve.seconds(8) == pytest.approx(0.084, rel=0.01)
+
+
+def test_the_curve_takes_the_least_of_its_measurements_and_never_falls() -> None:
+    times = iter([9.0] + [5.0, 1.0, 5.0, 5.0, 5.0] + [0.5] * 5 + [2.0] * 5)
+    curve = CostCurve.measure(lambda rows: next(times), max_rows=4)
+    assert [curve.seconds(rows) for rows in (1, 2, 4)] == [1.0, 1.0, 2.0]
+
+
+def test_a_fixed_budget_is_the_limits_whatever_it_costs() -> None:
+    budget = FixedBudget(LIMITS)
+    budget.observe_tree(8, 0)
+    assert budget.grant(64, 10.0) == LIMITS
