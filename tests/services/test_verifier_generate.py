@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -106,13 +107,15 @@ async def test_an_older_epoch_is_refused(verifier: TinyVerifier) -> None:
 
 async def test_what_does_not_fit_the_queue_is_refused_with_a_time_to_come_back(target: LoadedModel) -> None:
     async with running_verifier(target, max_sessions=1, max_waiting=1) as verifier:
-        calls = [verifier.stub.Generate(request_message([5], 240, session_id=f"s{n}"), timeout=30) for n in range(2)]
-        await calls[0].read()
+        gate = threading.Event()
+        verifier.service._engine._inbox.command(lambda: gate.wait(60) and None)  # nothing may end while we look
+        calls = [verifier.stub.Generate(request_message([5], 240, session_id=f"s{n}"), timeout=60) for n in range(2)]
         await verifier.until(lambda: verifier.service._num_open == 2)
         with pytest.raises(AioRpcError) as caught:
             await verifier.generate(request_message([5], 4, session_id="late"))
         assert caught.value.code() is StatusCode.RESOURCE_EXHAUSTED
         assert "retry-after-s" in dict(caught.value.trailing_metadata() or ())
+        gate.set()
         for call in calls:
             call.cancel()
         await verifier.until(lambda: verifier.service._num_open == 0)
