@@ -6,7 +6,8 @@
     │   └── RequestTooLarge            INVALID_ARGUMENT     413   body over the size cap
     ├── ModelNotFound                  NOT_FOUND            404   no such model here
     ├── SessionLost                    NOT_FOUND            404   nobody holds this session any more
-    ├── StaleEpoch                     ABORTED              409   a newer owner has taken the session
+    ├── StaleEpoch                     ABORTED              409   the epoch of a call is older than its session's
+    │   └── SessionTaken               ABORTED              409   a newer call took the session from a running one
     ├── Overloaded                     RESOURCE_EXHAUSTED   429   try again after `retry_after_s`
     ├── PeerUnavailable                UNAVAILABLE          503   another pod cannot be reached
     ├── VocabularyMismatch             FAILED_PRECONDITION  409   drafter and verifier speak different token ids
@@ -59,7 +60,11 @@ class SessionLost(SpecgroveError):
 
 
 class StaleEpoch(SpecgroveError):
-    """A newer owner has taken the session over; the caller must stop speaking for it."""
+    """The epoch of a call is older than one already seen for the session; claim a newer one or give up."""
+
+
+class SessionTaken(StaleEpoch):
+    """A newer call has taken the session from this one while it ran; it must stop speaking for it."""
 
 
 class Overloaded(SpecgroveError):

@@ -15,7 +15,7 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from specgrove.errors import Overloaded, PeerUnavailable, SpecgroveError, StaleEpoch
+from specgrove.errors import Overloaded, PeerUnavailable, SessionTaken, SpecgroveError, StaleEpoch
 from specgrove.outcome import FinishReason, SpeculationStats
 from specgrove_gateway.generation import GenerationRequest, TokenStep
 from specgrove_gateway.metrics import GatewayMetrics
@@ -72,6 +72,8 @@ class Router:
                     ) from error
                 self._pool.report_lost(verifier)
                 failure = error
+            except SessionTaken:
+                raise  # by a newer call: claiming a newer epoch now would only end that one in turn
             except StaleEpoch as error:
                 if committed:
                     raise  # the session has a newer owner: this one must stop speaking

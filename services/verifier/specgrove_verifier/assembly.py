@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from specgrove_verifier.mailbox import DraftBudget
 from specgrove_verifier.metrics import EngineMetrics
 from specgrove_verifier.scheduler import Scheduler
 
+_log = logging.getLogger(__name__)
 _WARM_PREFIX_LEN = 128
 
 
@@ -41,7 +43,7 @@ def read_tokenizer(folder: Path, vocab_size: int) -> TargetTokenizer:
 
 
 def measure_curve(forward: PackedForward, cache: KVCache) -> CostCurve:
-    """The cost curve of this model on this machine, one second or so on a small one."""
+    """The cost curve of this model on this machine; about five seconds for 135M parameters on two idle cores."""
     seq = cache.new_sequence()
     prefix_len = min(_WARM_PREFIX_LEN, cache.num_blocks * cache.block_size // 2)
     chain = SequenceRows(seq, [0] * prefix_len, range(prefix_len), range(-1, prefix_len - 1), [False] * prefix_len)
@@ -74,7 +76,9 @@ def build_engine(
     limits = DraftBudget(config.max_nodes, config.max_depth)
     budget: Budget = FixedBudget(limits)
     if config.budget == "measured" and config.max_nodes > 0:
-        budget = MeasuredBudget(limits, measure_curve(forward, cache))
+        curve = measure_curve(forward, cache)
+        _log.info("cost of a step", extra={"ms_by_rows": {rows: round(1e3 * s, 1) for rows, s in curve.points.items()}})
+        budget = MeasuredBudget(limits, curve)
     return Engine(
         forward,
         cache,

@@ -20,17 +20,23 @@ _CANDIDATE_NODES = (0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 11, 12, 16, 17, 23, 24, 32, 4
 # before. Only the shape matters; the scale follows the measured acceptance.
 _FIRST_NODE, _DECAY = 0.45, 0.72
 _WEIGHT = 0.05
+_LOCAL_WEIGHT = 0.3
+_LEAST_RATIO, _MOST_RATIO = 0.2, 3.0  # a single stalled step is not the machine
 _PROBE_INTERVAL = 64  # steps without drafts between two looks at whether they pay again
 _PROBE_NODES = 4
 _PROBE_STEPS = 3
 
 
 class CostCurve:
-    """Seconds of a step by its rows: measured points, straight lines between, scaled by what later steps took."""
+    """Seconds of a step by its rows: measured points, straight lines between, kept current by what steps take.
+
+    A step moves all points a little (the machine got busier) and those next to its size a lot (that point was wrong),
+    so a curve that was measured in a bad moment heals.
+    """
 
     def __init__(self, points: Sequence[tuple[int, float]]) -> None:
         self._rows = [rows for rows, _ in points]
-        # A step never gets cheaper with more rows; a dip is noise.
+        # A step does not get cheaper with more rows; a dip is noise.
         self._seconds: list[float] = []
         for _, seconds in points:
             self._seconds.append(max(seconds, self._seconds[-1] if self._seconds else 0.0))
@@ -40,28 +46,39 @@ class CostCurve:
     def measure(cls, run_step: Callable[[int], float], *, max_rows: int, repeats: int = 5) -> CostCurve:
         """Time `run_step(rows)`, which returns seconds, at each size up to `max_rows`.
 
-        The least of `repeats` counts: at start the machine is busy with other things, which only ever add time.
+        Size after size, `repeats` times over, and the least of each counts: at start the machine is busy with other
+        things, which only ever add time, and a bad moment should not spoil one size alone.
         """
         run_step(1)
         sizes = [rows for rows in MEASURED_ROWS if rows <= max_rows]
-        return cls([(rows, min(run_step(rows) for _ in range(repeats))) for rows in sizes])
+        passes = [[run_step(rows) for rows in sizes] for _ in range(repeats)]
+        return cls([(rows, min(times)) for rows, *times in zip(sizes, *passes, strict=True)])
+
+    @property
+    def points(self) -> dict[int, float]:
+        """Seconds by rows, as they stand now."""
+        return {rows: self._scale * seconds for rows, seconds in zip(self._rows, self._seconds, strict=True)}
 
     def seconds(self, rows: int) -> float:
-        return self._scale * self._at(rows)
+        return self._scale * sum(share * self._seconds[place] for place, share in self._weights(rows))
 
     def observe(self, rows: int, seconds: float) -> None:
-        """Let a step that took `seconds` move the scale."""
-        self._scale += _WEIGHT * (seconds / self._at(rows) - self._scale)
+        """Let a step that took `seconds` move the curve."""
+        excess = min(max(seconds / self.seconds(rows), _LEAST_RATIO), _MOST_RATIO) - 1.0
+        self._scale *= 1.0 + _WEIGHT * excess
+        for place, share in self._weights(rows):
+            self._seconds[place] *= 1.0 + _LOCAL_WEIGHT * min(share, 1.0) * excess
 
-    def _at(self, rows: int) -> float:
+    def _weights(self, rows: int) -> list[tuple[int, float]]:
+        """The measured points next to `rows` and the share of each."""
         place = bisect_left(self._rows, rows)
         if place == 0:
-            return self._seconds[0]
+            return [(0, 1.0)]
         if place == len(self._rows):  # beyond the last point: at its cost per row
-            return self._seconds[-1] * rows / self._rows[-1]
+            return [(place - 1, rows / self._rows[-1])]
         low, high = self._rows[place - 1], self._rows[place]
         share = (rows - low) / (high - low)
-        return self._seconds[place - 1] + share * (self._seconds[place] - self._seconds[place - 1])
+        return [(place - 1, 1.0 - share), (place, share)]
 
 
 class FixedBudget:

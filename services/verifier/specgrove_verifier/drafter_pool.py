@@ -123,7 +123,12 @@ class DrafterPool:
             key=lambda drafter: (not drafter.is_responsive, len(drafter.sessions), drafter.number),
         )
         if missing <= 0 and not has_responsive and candidates and candidates[0].is_responsive:
-            missing = 1  # all that it has are silent: one that speaks is worth more than the limit
+            for number in generation.drafters:  # all that it has are silent: one that speaks takes their place
+                self._drafters[number].sessions.discard(generation.key)
+                self._drafters[number].outbox.append(CloseSession(generation.key, "silent"))
+                generation.mailbox.forget(number)
+            generation.drafters = frozenset()
+            missing = self._per_session
         for drafter in candidates[: max(missing, 0)]:
             drafter.sessions.add(generation.key)
             generation.drafters |= {drafter.number}

@@ -324,6 +324,7 @@ class Engine:
         for generation in list(self._generations.values()):
             self._drop(generation, typed)
         self._pool.flush()
+        self._report_load()
 
     def _begin_stopping(self) -> None:
         self._stopping.set()
@@ -351,7 +352,7 @@ class Engine:
         outcome = generation.mailbox.offer(number, draft)
         latency_s = None
         if outcome is DraftOutcome.ACCEPTED:
-            latency_s = arrived_s - generation.committed_s
+            latency_s = max(arrived_s - generation.committed_s, 0.0)
             generation.is_first_draft = False
         elif outcome is DraftOutcome.LATE and draft.base_len == generation.previous_base[0]:
             # Capped: a drafter that was stopped for a minute is not one that takes a minute.

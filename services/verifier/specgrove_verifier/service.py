@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from specgrove import wire
-from specgrove.errors import Overloaded, ProtocolViolation, StaleEpoch, VocabularyMismatch
+from specgrove.errors import Overloaded, ProtocolViolation, SessionTaken, VocabularyMismatch
 from specgrove.proto.v1 import speculation_pb2, verifier_pb2, verifier_pb2_grpc
 from specgrove.rpc import ServicerContext
 from specgrove.telemetry import log_context
@@ -140,7 +140,7 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
         """A newer owner of a session ends what an older one has running here."""
         before = self._by_session.get(session_id)
         if before is not None and before.request.epoch < generation.request.epoch:
-            self._engine.cancel(before, StaleEpoch(f"session {session_id} was taken over by a newer owner"))
+            self._engine.cancel(before, SessionTaken(f"session {session_id} was taken over by a newer call"))
         self._by_session[session_id] = generation
 
     async def _read_hello(self, messages: AsyncIterator[speculation_pb2.DrafterMessage]) -> speculation_pb2.Hello:

@@ -96,6 +96,7 @@ _BY_NAME: dict[str, _Builder] = {
     "ModelNotFound": _with_field(errors.ModelNotFound),
     "SessionLost": _plain(errors.SessionLost),
     "StaleEpoch": _plain(errors.StaleEpoch),
+    "SessionTaken": _plain(errors.SessionTaken),
     "Overloaded": _overloaded,
     "PeerUnavailable": _plain(errors.PeerUnavailable),
     "VocabularyMismatch": _plain(errors.VocabularyMismatch),

@@ -51,6 +51,7 @@ def read_config(source: str) -> Any:
 
 def load_causal_lm(source: str, *, dtype: torch.dtype | None, attention: str = ATTENTION_NAME) -> nn.Module:
     """A frozen causal language model in evaluation mode; `dtype` None keeps that of the checkpoint."""
+    silence_progress_bars()
     result: Any
     try:
         result = AutoModelForCausalLM.from_pretrained(
