@@ -35,7 +35,7 @@ class VerifierConfig:
     drafters_per_session: int = setting(1, minimum=1, maximum=16, help="drafters that draft for one session")
     max_draft_wait_ms: float = setting(100.0, minimum=0, maximum=10_000, help="longest wait for a draft after a commit")
     draft_wait: Literal["auto", "fixed"] = setting("auto", help="wait by measured latency, or always the limit")
-    drain_s: float = setting(5.0, minimum=0, maximum=600, help="time for running generations to end at a stop")
+    drain_s: float = setting(20.0, minimum=0, maximum=600, help="time for running generations to end at a stop")
     log_level: Literal["debug", "info", "warning", "error"] = setting("info", help="least severe log line")
 
     def __post_init__(self) -> None:
