@@ -51,6 +51,12 @@ CHAT_CASES: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "alien", "content": "x"}]}, "messages.0.role"),
     ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "messages.0.content"),
+    ({"messages": [{"role": "user", "content": [{"type": "text", "text": 5}]}]}, "messages.0.content.0.text"),
+    ({"messages": [{"role": "user", "content": [{"type": "text", "text": ""}] * 257}]}, "messages.0.content"),
+    ({"messages": [{"role": "user", "content": "", "name": "me"}]}, "messages.0.name"),
+    ({"messages": [{"role": "user", "content": "", "tool_calls": [None]}]}, "messages.0.tool_calls"),
+    ({"messages": [{}] * 4097}, "messages"),
+    ({"messages": [{"role": "user", "content": "", **{f"k{n}": 1 for n in range(70)}}]}, "messages.0"),
     ({"messages": [{"role": "user", "content": "oak " * 300}]}, "messages"),
     ({"model": "gpt-4o"}, "model"),
     ({"model": 3}, "model"),
@@ -78,6 +84,8 @@ CHAT_CASES: list[tuple[dict[str, Any], str]] = [
     ({"stop": ["x"] * 17}, "stop"),
     ({"stop": ""}, "stop"),
     ({"stop": 3}, "stop"),
+    ({"stop": ["x", 1, 1]}, "stop.1"),
+    ({"stop_token_ids": [5] * 65}, "stop_token_ids"),
     ({"stop_token_ids": [9999]}, "stop_token_ids"),
     ({"stop_token_ids": [-1]}, "stop_token_ids.0"),
     ({"n": 2}, "n"),
@@ -114,6 +122,21 @@ async def test_chat_names_the_wrong_field(gateway: RunningGateway, fields: dict[
     assert error["param"] == name or error["param"].startswith(f"{name}.")
     assert name.split(".")[-1] in error["message"]
     assert error["type"] == "invalid_request_error"
+
+
+async def test_an_unknown_field_of_a_content_part_is_named_as_the_client_wrote_it(gateway: RunningGateway) -> None:
+    part = {"type": "text", "text": "Hi", "cache_control": {"type": "ephemeral"}, "list[TextPart]": 1}
+    response = await gateway.chat(messages=[{"role": "user", "content": [part]}])
+    error = response.json()["error"]
+    assert error["param"] == "messages.0.content.0.cache_control"
+    assert "messages.0.content.0.list[TextPart]: unknown field" in error["message"]
+
+
+async def test_too_many_fields_in_the_body_itself_name_no_field(gateway: RunningGateway) -> None:
+    response = await gateway.chat(**{f"k{n}": 1 for n in range(1000)})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] is None
+    assert "at most 64" in response.json()["error"]["message"]
 
 
 async def test_chat_also_refuses_before_the_first_byte_of_a_stream(gateway: RunningGateway) -> None:

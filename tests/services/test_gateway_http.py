@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
 import pytest
 
 from specgrove.text import Tokenizer
+from specgrove_gateway.openai_http import endpoints
+from specgrove_gateway.openai_http.body import json_object
 from support.fake_verifier import FakeVerifier
 from support.gateway import MODEL, RunningGateway, running_gateway, until
 from support.tiny_tokenizer import write_tiny_tokenizer
@@ -239,6 +243,38 @@ async def test_over_the_bounds_of_admission_the_answer_is_429_with_retry_after(
         await asyncio.gather(running, return_exceptions=True)
         verifier.behaviour.hang_after = None
         assert (await gateway.chat()).status_code == 200
+
+
+async def test_clients_that_send_their_bodies_slowly_do_not_shut_others_out(
+    folder: Path, verifier: FakeVerifier
+) -> None:
+    async with running_gateway(folder, [verifier], max_running=1, max_waiting=0) as gateway:
+        slow = [await asyncio.open_connection("127.0.0.1", gateway.ports.http) for _ in range(5)]
+        for _, writer in slow:
+            writer.write(
+                b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+                b'content-length: 1000\r\n\r\n{"prompt"'
+            )
+            await writer.drain()
+        await asyncio.sleep(0.1)
+        assert (await gateway.chat()).status_code == 200
+        for _, writer in slow:
+            writer.close()
+        await until(lambda: _metric(gateway, 'specgrove:request_errors_total{status="CANCELLED"}', 5.0))
+        assert 'specgrove:request_errors_total{status="INTERNAL"}' not in await gateway.metrics()
+
+
+async def test_a_long_body_is_parsed_off_the_loop(gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[bool] = []
+
+    def recording(body: bytes) -> dict[str, Any]:
+        threads.append(threading.current_thread() is threading.main_thread())
+        return json_object(body)
+
+    monkeypatch.setattr(endpoints, "json_object", recording)
+    assert (await gateway.chat()).status_code == 200
+    assert (await gateway.chat("oak " * 10_000)).status_code == 400
+    assert threads == [True, False]
 
 
 async def test_health_is_the_process_and_ready_is_a_healthy_verifier(folder: Path, verifier: FakeVerifier) -> None:

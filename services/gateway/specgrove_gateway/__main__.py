@@ -89,7 +89,13 @@ async def running(config: GatewayConfig) -> AsyncIterator[Ports]:
         builder, generator, admission, metrics, max_body_bytes=config.max_body_bytes, heartbeat_s=config.heartbeat_s
     )
     status = StatusEndpoints(builder, registry, lambda: pool.is_ready and not grpc_server.is_draining, time.time())
-    http_server = HttpServer(build_app(generation, status), config.host, config.http_port, config.drain_s)
+    http_server = HttpServer(
+        build_app(generation, status),
+        config.host,
+        config.http_port,
+        config.drain_s,
+        max_requests=config.max_running + config.max_waiting,
+    )
 
     async with contextlib.AsyncExitStack() as stack:
         if redis is not None:

@@ -1,6 +1,6 @@
 """Who may generate now: a bounded number runs, a bounded number waits its turn, the rest is told when to come back.
 
-arriving (read, tokenised) ─▶ waiting ─▶ running        each stage has a bound
+arriving (parsed, tokenised) ─▶ waiting ─▶ running        each stage has a bound
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ class Admission:
 
     @contextmanager
     def arriving(self) -> Iterator[None]:
-        """Hold while a request is read and tokenised. Raises Overloaded when too many others are."""
+        """Hold while a request is parsed and tokenised. Raises Overloaded when too many others are.
+
+        Not while its body still comes in: slow clients would shut the others out.
+        """
         if self.num_arriving >= self._max_arriving:
             raise Overloaded("too many requests are arriving at once; try again later", retry_after_s=1.0)
         self.num_arriving += 1

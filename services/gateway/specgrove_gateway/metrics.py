@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from specgrove.errors import status_of
@@ -10,6 +10,10 @@ from specgrove.telemetry import CollectorRegistry, Counter, Gauge, Histogram
 
 _LATENCY_BUCKETS_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 _TOKEN_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.5, 1.0, 5.0)
+
+
+def _grpc_status(error: Exception) -> str:
+    return status_of(error).grpc
 
 
 class GatewayMetrics:
@@ -62,10 +66,10 @@ class GatewayMetrics:
         )
 
     @contextmanager
-    def count_errors(self) -> Iterator[None]:
-        """Counts an exception that leaves the block; cancellation and a closed stream are none."""
+    def count_errors(self, name_of: Callable[[Exception], str] = _grpc_status) -> Iterator[None]:
+        """Counts an exception that leaves the block by its status; cancellation and a closed stream are none."""
         try:
             yield
         except Exception as error:
-            self.request_errors.labels(status_of(error).grpc).inc()
+            self.request_errors.labels(name_of(error)).inc()
             raise

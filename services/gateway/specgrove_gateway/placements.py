@@ -17,6 +17,7 @@ _log = logging.getLogger(__name__)
 _PROGRESS_PERIOD_S = 1.0
 _AWAY_S = 2.0  # after a failure Redis is not asked for so long: requests must not queue behind its timeouts
 _MAX_PENDING = 10_000
+_EPOCHS_END = 2**53  # the scripts of the store count in doubles, which stop growing there
 
 
 class Placements:
@@ -38,6 +39,8 @@ class Placements:
         except SpecgroveError as error:
             self._note_away(error)
             return None
+        except ValueError:
+            return None  # a record that is not ours
         return None if placement is None else placement.verifier_id
 
     async def claim(self, session_id: str, verifier_id: str, incarnation: str) -> int:
@@ -48,9 +51,13 @@ class Placements:
                 placement = await store.claim(session_id, verifier_id, incarnation)
             except SpecgroveError as error:
                 self._note_away(error)
+            except ValueError as error:
+                _log.warning("the record of session %s cannot be read: %s", session_id, error)
             else:
-                # Above what was made up here during an outage, should our clock run ahead of that of Redis.
-                return max(placement.epoch, self._last_own_epoch + 1)
+                if 0 <= placement.epoch < _EPOCHS_END:
+                    # Above what was made up here during an outage, should our clock run ahead of that of Redis.
+                    return max(placement.epoch, self._last_own_epoch + 1)
+                _log.warning("the record of session %s holds the impossible epoch %d", session_id, placement.epoch)
         self._last_own_epoch = max(self._last_own_epoch + 1, time.time_ns() // 1_000_000)
         return self._last_own_epoch
 

@@ -16,6 +16,7 @@ from specgrove_gateway.generation import ChatPrompt, ClientRequest, GenerationRe
 
 _SEED_BITS = 53  # a drawn seed survives a JSON reader that keeps numbers as doubles
 _THREAD_ABOVE_CHARS = 2_000  # about half a millisecond of tokenising; more would be felt by other streams
+_MESSAGE_CHARS = 30  # what the template does for a message costs about as much as tokenising so many characters
 _SESSION_ID = re.compile(r"[A-Za-z0-9_.:@-]{1,128}")  # safe as a Redis key and as an HTTP header
 
 
@@ -55,8 +56,8 @@ class RequestBuilder:
         limits = self._limits()
         _check_ids(client.stop_token_ids, limits.vocab_size, "stop_token_ids")
         prompt_token_ids = await self._prompt_ids(client)
-        _check_ids(prompt_token_ids, limits.vocab_size, client.prompt_field)
         max_tokens = _max_tokens(client, len(prompt_token_ids), limits.max_context_len)
+        _check_ids(prompt_token_ids, limits.vocab_size, client.prompt_field)  # no more of them than the context holds
         return GenerationRequest(
             request_id=uuid.uuid4().hex,
             session_id=session_id,
@@ -103,7 +104,7 @@ class RequestBuilder:
 
 def _num_chars(prompt: TextPrompt | ChatPrompt) -> int:
     if isinstance(prompt, ChatPrompt):
-        return sum(len(message.content) for message in prompt.messages)
+        return sum(_MESSAGE_CHARS + len(message.content) for message in prompt.messages)
     return len(prompt.text)
 
 

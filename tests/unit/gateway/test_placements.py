@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+import pytest
+
 from specgrove.session import SessionStore, connect
 from specgrove_gateway.placements import Placements
 from support.redis_server import RedisServer
@@ -47,4 +49,20 @@ async def test_only_the_newest_progress_is_written(redis_url: str) -> None:
     placement = await store.lookup("progress-1")
     assert placement is not None
     assert placement.committed_len == 49
+    await redis.aclose()
+
+
+@pytest.mark.parametrize("epoch", ["1e400", "99999999999999999999", "9007199254740993", "nan", "-5", "x"])
+async def test_a_record_with_an_impossible_epoch_is_as_good_as_none(redis_url: str, epoch: str) -> None:
+    redis = connect(redis_url)
+    placements = Placements(SessionStore(redis))
+    await redis.hset("session:odd", mapping={"verifier_id": "v", "epoch": epoch, "committed_len": "1"})
+    first = await placements.claim("odd", "v", "1")
+    second = await placements.claim("odd", "v", "1")
+    assert 0 < first < second < 2**53
+    await placements.sticky_verifier("odd")
+    placements.note_progress("odd", second, 5)
+    await placements.flush()
+    assert await placements.claim("healthy", "v", "1") > 0
+    assert await placements.sticky_verifier("healthy") == "v"  # Redis counts as reachable still
     await redis.aclose()

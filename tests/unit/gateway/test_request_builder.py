@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from specgrove.errors import ContextTooLong, InvalidInput, PeerUnavailable
 from specgrove.outcome import SpeculationStats
-from specgrove.text import Tokenizer
+from specgrove.text import ChatMessage, Tokenizer
 from specgrove_gateway.config import GatewayConfig
-from specgrove_gateway.generation import ClientRequest, TextPrompt, TokenPrompt
+from specgrove_gateway.generation import ChatPrompt, ClientRequest, TextPrompt, TokenPrompt
 from specgrove_gateway.openai_http.answers import speculation_figures
 from specgrove_gateway.request_builder import ModelLimits, RequestBuilder
 from support.tiny_tokenizer import write_tiny_tokenizer
@@ -50,6 +51,20 @@ async def test_a_long_prompt_is_tokenised_off_the_loop(tokenizer: Tokenizer, mon
     await builder.build(ClientRequest(TextPrompt("Hello world, this is a small text. " * 400), "prompt"))
     assert threads[0] == threading.get_ident()
     assert threads[1] != threading.get_ident()
+
+
+async def test_many_tiny_messages_are_templated_off_the_loop(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[int] = []
+
+    def recording(self: Tokenizer, messages: Sequence[ChatMessage]) -> list[int]:
+        threads.append(threading.get_ident())
+        return [5]
+
+    monkeypatch.setattr(Tokenizer, "apply_chat_template", recording)
+    await builder_of(tokenizer).build(ClientRequest(ChatPrompt((ChatMessage("user", "a"),) * 1000), "messages"))
+    assert threads != [threading.get_ident()]
 
 
 async def test_a_wrong_seed_is_refused_before_any_verifier_is_needed(tokenizer: Tokenizer) -> None:

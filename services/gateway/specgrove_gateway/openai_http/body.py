@@ -1,4 +1,4 @@
-"""A request's JSON body, read under a size cap and parsed strictly."""
+"""A request's JSON body, read under a size cap and a deadline, and parsed strictly."""
 
 from __future__ import annotations
 
@@ -22,12 +22,11 @@ def require_json(request: Request) -> None:
         raise HTTPException(415, "the header content-type must be application/json")
 
 
-async def read_json_object(request: Request, max_bytes: int) -> dict[str, Any]:
+def json_object(body: bytes) -> dict[str, Any]:
     """The body as a dict. NaN, infinities, lone surrogates and invalid UTF-8 are refused.
 
-    Raises RequestTooLarge past the cap (nothing is parsed then) and InvalidInput for what is not a JSON object.
+    Raises InvalidInput for what is not a JSON object.
     """
-    body = await _read(request, max_bytes)
     try:
         value = pydantic_core.from_json(body, allow_inf_nan=False)
     except ValueError as error:
@@ -37,7 +36,8 @@ async def read_json_object(request: Request, max_bytes: int) -> dict[str, Any]:
     return value
 
 
-async def _read(request: Request, max_bytes: int) -> bytes:
+async def read_body(request: Request, max_bytes: int) -> bytes:
+    """The whole body. Raises RequestTooLarge past the cap and HTTPException 408 past the deadline."""
     body = bytearray()
     num_bytes = 0
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Any
@@ -16,7 +17,8 @@ from specgrove_gateway.generation import Finished, GenerationRequest
 from specgrove_gateway.generator import Generator
 from specgrove_gateway.metrics import GatewayMetrics
 from specgrove_gateway.openai_http.answers import AnswerFormat, ChatFormat, CompletionFormat, Json
-from specgrove_gateway.openai_http.body import read_json_object, require_json
+from specgrove_gateway.openai_http.body import json_object, read_body, require_json
+from specgrove_gateway.openai_http.errors import status_name
 from specgrove_gateway.openai_http.primed_events import PrimedEvents
 from specgrove_gateway.openai_http.requests import HttpRequest, parse_chat, parse_completion
 from specgrove_gateway.openai_http.sse import Answering, ClientGone, EventStream
@@ -25,6 +27,7 @@ from specgrove_gateway.request_builder import RequestBuilder
 _Parse = Callable[[dict[str, Any], str | None], HttpRequest]
 _MakeFormat = Callable[[GenerationRequest, str, bool], AnswerFormat]
 _CLIENT_CLOSED_REQUEST = 499  # nginx's number; nobody reads it
+_THREAD_ABOVE_BYTES = 16 * 1024  # parsing more would be felt by other streams
 
 
 class GenerationEndpoints:
@@ -55,10 +58,11 @@ class GenerationEndpoints:
 
     async def _answer(self, request: Request, parse: _Parse, make_format: _MakeFormat) -> Any:
         require_json(request)
-        with self._metrics.count_errors():
+        with self._metrics.count_errors(status_name):
+            # Read before the request counts as arriving: a client that sends slowly must not hold a place.
+            body = await read_body(request, self._max_body_bytes)
             with self._admission.arriving():
-                body = await read_json_object(request, self._max_body_bytes)
-                asked = parse(body, request.headers.get("x-session-id"))
+                asked = await _parsed(body, parse, request.headers.get("x-session-id"))
                 generation = await self._builder.build(asked.client)
             answer = make_format(generation, self._builder.served_model().model_id, asked.has_usage_chunk)
             headers = {
@@ -109,10 +113,17 @@ class GenerationEndpoints:
         return EventStream(self._counting_errors(chunks), headers, self._heartbeat_s, current_log_context())
 
     async def _counting_errors(self, chunks: AsyncGenerator[Json, None]) -> AsyncGenerator[Json, None]:
-        with self._metrics.count_errors():
+        with self._metrics.count_errors(status_name):
             async with aclosing(chunks):
                 async for chunk in chunks:
                     yield chunk
+
+
+async def _parsed(body: bytes, parse: _Parse, header_session_id: str | None) -> HttpRequest:
+    def parsed() -> HttpRequest:
+        return parse(json_object(body), header_session_id)
+
+    return await asyncio.to_thread(parsed) if len(body) > _THREAD_ABOVE_BYTES else parsed()
 
 
 async def _chunks(events: PrimedEvents, answer: AnswerFormat, has_usage_chunk: bool) -> AsyncGenerator[Json, None]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
 
 from specgrove.errors import ContextTooLong, ModelNotFound, Overloaded, SpecgroveError, status_of
@@ -14,6 +16,17 @@ _CODES: dict[type[Exception], str] = {
     ModelNotFound: "model_not_found",
     Overloaded: "rate_limit_exceeded",
 }
+
+
+def status_name(error: Exception) -> str:
+    """The gRPC status under which an error of this face is counted; a client that left in mid-body is CANCELLED."""
+    if isinstance(error, ClientDisconnect):
+        return "CANCELLED"
+    if isinstance(error, HTTPException):
+        if error.status_code == 408:
+            return "DEADLINE_EXCEEDED"
+        return "INVALID_ARGUMENT" if error.status_code < 500 else "INTERNAL"
+    return status_of(error).grpc
 
 
 def error_body(error: Exception) -> dict[str, Any]:

@@ -5,24 +5,45 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
+from pydantic_core import ErrorDetails, PydanticCustomError
 
 from specgrove.errors import InvalidInput
-from specgrove.sampling.params import SpeculationOptions
+from specgrove.sampling.params import MAX_STOP_STRINGS, SpeculationOptions
 from specgrove.text import ChatMessage
 from specgrove_gateway.generation import ChatPrompt, ClientRequest, Prompt, TextPrompt, TokenPrompt
 from specgrove_gateway.openai_http.neutral_fields import CHAT_NEUTRAL, COMPLETION_NEUTRAL, drop_neutral_fields
 
 _MAX_COUNT = 2**31 - 1  # counts travel as 32-bit integers
 _MAX_PROBLEMS_SHOWN = 3
+# Pydantic notes a problem for every item and every unknown key of a body, and a million of them take seconds: a list
+# ends at its first wrong item, and the keys of an object are counted before any is looked at.
+_MAX_MESSAGES = 4096
+_MAX_CONTENT_PARTS = 256
+_MAX_STOP_TOKEN_IDS = 64
+_MAX_KEYS = 64
+_STRING, _LIST = "<string>", "<list>"  # the branches of "a string or a list" in pydantic's paths
 
 Count = Annotated[int, Field(ge=0, le=_MAX_COUNT)]
 # Signed and unbounded here: `SamplingParams` and the request builder refuse wrong values in one voice for both faces.
 Number = int
+_StringOrList = Discriminator(lambda value: _LIST if isinstance(value, list) else _STRING)
+_NoItems = Annotated[list[None], Field(max_length=0, fail_fast=True)]
 
 
 class _Strict(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_many_keys(cls, value: Any) -> Any:
+        if isinstance(value, dict) and len(value) > _MAX_KEYS:
+            raise PydanticCustomError(
+                "too_many_keys",
+                "an object holds {num_keys} fields; at most {max_keys} are read",
+                {"num_keys": len(value), "max_keys": _MAX_KEYS},
+            )
+        return value
 
 
 class StreamOptionsBody(_Strict):
@@ -36,6 +57,9 @@ class SpeculationBody(_Strict):
     max_depth: Count = 0
 
 
+_StopStrings = Annotated[list[str], Field(max_length=MAX_STOP_STRINGS, fail_fast=True)]
+
+
 class _GenerationBody(_Strict):
     """What both endpoints share."""
 
@@ -46,13 +70,13 @@ class _GenerationBody(_Strict):
     top_p: float | None = None
     seed: int | None = None
     max_tokens: Number | None = None
-    stop: str | list[str] | None = None
+    stop: Annotated[Annotated[str, Tag(_STRING)] | Annotated[_StopStrings, Tag(_LIST)], _StringOrList] | None = None
     # Extensions, named as vLLM names them.
     top_k: Number | None = None
     min_p: float | None = None
     min_tokens: Count | None = None
     ignore_eos: bool | None = None
-    stop_token_ids: list[Count] | None = None
+    stop_token_ids: Annotated[list[Count], Field(max_length=_MAX_STOP_TOKEN_IDS, fail_fast=True)] | None = None
     session_id: str | None = None
     speculation: SpeculationBody | None = None
 
@@ -62,17 +86,20 @@ class TextPart(_Strict):
     text: str
 
 
+_TextParts = Annotated[list[TextPart], Field(max_length=_MAX_CONTENT_PARTS, fail_fast=True)]
+
+
 class MessageBody(_Strict):
     """One message. The null fields are those that clients send back when they echo an assistant's message."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
+    content: Annotated[Annotated[str, Tag(_STRING)] | Annotated[_TextParts, Tag(_LIST)], _StringOrList]
     name: None = None
     refusal: None = None
-    annotations: list[None] | None = Field(default=None, max_length=0)
+    annotations: _NoItems | None = None
     audio: None = None
     function_call: None = None
-    tool_calls: list[None] | None = Field(default=None, max_length=0)
+    tool_calls: _NoItems | None = None
 
     def to_message(self) -> ChatMessage:
         content = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
@@ -80,12 +107,13 @@ class MessageBody(_Strict):
 
 
 class ChatBody(_GenerationBody):
-    messages: list[MessageBody]
+    messages: Annotated[list[MessageBody], Field(max_length=_MAX_MESSAGES, fail_fast=True)]
     max_completion_tokens: Number | None = None
 
 
 class CompletionBody(_GenerationBody):
-    prompt: str | list[Any]  # told apart by hand: a union would collect an error per token id and branch
+    # What is in the list is told apart by hand: a union would collect an error per token id and branch.
+    prompt: Annotated[Annotated[str, Tag(_STRING)] | Annotated[list[Any], Tag(_LIST)], _StringOrList]
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,20 +203,17 @@ def _validate(model: type[_BodyT], body: dict[str, Any]) -> _BodyT:
     try:
         return model.model_validate(body)
     except ValidationError as error:
-        problems = error.errors(include_url=False, include_context=False, include_input=False)
+        problems = error.errors(include_url=False, include_context=False, include_input=False)[:_MAX_PROBLEMS_SHOWN]
         fields = [_field_name(problem["loc"], problem["type"] == "extra_forbidden") for problem in problems]
-        texts = [
-            f"{field}: unknown field" if problem["type"] == "extra_forbidden" else f"{field}: {problem['msg']}"
-            for field, problem in zip(fields, problems, strict=True)
-        ]
-        raise InvalidInput("; ".join(texts[:_MAX_PROBLEMS_SHOWN]), field=fields[0]) from None
+        texts = [f"{field or 'body'}: {_text(problem)}" for field, problem in zip(fields, problems, strict=True)]
+        raise InvalidInput("; ".join(texts), field=fields[0] or None) from None
+
+
+def _text(problem: ErrorDetails) -> str:
+    return "unknown field" if problem["type"] == "extra_forbidden" else problem["msg"].replace(" after validation", "")
 
 
 def _field_name(location: tuple[int | str, ...], is_unknown: bool) -> str:
-    """`messages.0.content`: pydantic's path without the branches of unions, which clients do not know."""
-    if is_unknown:
-        return ".".join(str(part) for part in location)[:200]
-    parts = [str(part) for part in location if isinstance(part, int) or part.isidentifier()]
-    while len(parts) > 1 and parts[-1] in ("str", "int", "float", "bool", "TextPart"):
-        parts.pop()
-    return ".".join(parts)[:200]
+    """`messages.0.content.1.text`: pydantic's path without the branches of unions, which clients do not know."""
+    ours, theirs = (location[:-1], location[-1:]) if is_unknown else (location, ())  # an unknown name is kept as it is
+    return ".".join(str(part) for part in (*(part for part in ours if part not in (_STRING, _LIST)), *theirs))[:200]

@@ -13,6 +13,7 @@ from starlette.types import ASGIApp
 from specgrove.errors import ConfigError
 
 _BACKLOG = 1024
+_MIN_MAX_CONNECTIONS = 2048
 _IDLE_CONNECTION_S = 75  # clients that reuse connections expect about a minute
 
 
@@ -24,9 +25,9 @@ class _Server(uvicorn.Server):
 
 
 class HttpServer:
-    """Serves `app` on host:port; port 0 takes a free one."""
+    """Serves `app` on host:port; port 0 takes a free one. Has room for `max_requests` and as many connections again."""
 
-    def __init__(self, app: ASGIApp, host: str, port: int, drain_s: float) -> None:
+    def __init__(self, app: ASGIApp, host: str, port: int, drain_s: float, *, max_requests: int) -> None:
         self._host = host
         self._port = port
         self._server = _Server(
@@ -37,6 +38,7 @@ class HttpServer:
                 log_level="warning",
                 access_log=False,
                 server_header=False,
+                limit_concurrency=max(_MIN_MAX_CONNECTIONS, 2 * max_requests),  # idle and slow clients count too
                 timeout_keep_alive=_IDLE_CONNECTION_S,
                 timeout_graceful_shutdown=max(1, round(drain_s)),
             )
