@@ -9,6 +9,20 @@ from specgrove.tree import NO_PARENT, TokenTree
 
 
 @dataclass(frozen=True, slots=True)
+class ChildLaw:
+    """One member's draws of children below one node (rule `mss`).
+
+    `token_ids` and `probs` are the sparse law they were drawn from, `draws` the child nodes in the order drawn, without
+    replacement. Two members that drew the same child name the same node, each in its own law.
+    """
+
+    parent: int
+    token_ids: tuple[int, ...]
+    probs: tuple[float, ...]
+    draws: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Draft:
     """A token tree without its root, under a named base. Node i + 1 of the tree is entry i of the arrays."""
 
@@ -19,6 +33,7 @@ class Draft:
     parents: tuple[int, ...]
     members: tuple[int, ...] = ()
     draft_s: float = 0.0
+    laws: tuple[ChildLaw, ...] = ()
 
     def to_tree(self, root_token_id: int, *, vocab_size: int, max_nodes: int, max_depth: int) -> TokenTree:
         """The tree under `root_token_id`.

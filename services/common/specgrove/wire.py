@@ -5,10 +5,14 @@ Everything that comes from the wire is checked here; what fails raises `InvalidI
 
 from __future__ import annotations
 
-from specgrove.draft import Draft
+from collections.abc import Sequence
+
+from specgrove.draft import ChildLaw, Draft
+from specgrove.errors import InvalidInput
 from specgrove.outcome import FinishReason, SpeculationStats
 from specgrove.proto.v1 import generation_pb2, speculation_pb2
 from specgrove.sampling.params import SamplingParams, SpeculationOptions, StopConditions
+from specgrove.sampling.rules import Rule
 from specgrove.tree import TokenTree
 
 PROTOCOL_VERSION = 1
@@ -46,16 +50,52 @@ def stop_from_proto(message: generation_pb2.StopConditions) -> StopConditions:
 
 def speculation_to_proto(options: SpeculationOptions) -> generation_pb2.SpeculationOptions:
     return generation_pb2.SpeculationOptions(
-        disabled=not options.is_enabled, max_nodes=options.max_nodes, max_depth=options.max_depth
+        disabled=not options.is_enabled,
+        max_nodes=options.max_nodes,
+        max_depth=options.max_depth,
+        rule=rule_to_proto(options.rule),
+        expansion=options.expansion,
     )
 
 
 def speculation_from_proto(message: generation_pb2.SpeculationOptions) -> SpeculationOptions:
-    return SpeculationOptions(not message.disabled, message.max_nodes, message.max_depth)
+    return SpeculationOptions(
+        not message.disabled,
+        message.max_nodes,
+        message.max_depth,
+        rule_from_proto(message.rule),
+        tuple(message.expansion),
+    )
+
+
+_RULES = {
+    Rule.COUPLED: generation_pb2.VERIFICATION_RULE_COUPLED,
+    Rule.MSS: generation_pb2.VERIFICATION_RULE_MSS,
+    Rule.NAIVE: generation_pb2.VERIFICATION_RULE_NAIVE,
+}
+
+
+def rule_to_proto(rule: Rule | None) -> generation_pb2.VerificationRule:
+    return generation_pb2.VERIFICATION_RULE_UNSPECIFIED if rule is None else _RULES[rule]
+
+
+def rule_from_proto(value: int) -> Rule | None:
+    """None when nothing was asked for; raises InvalidInput for a rule this version does not know."""
+    if value == generation_pb2.VERIFICATION_RULE_UNSPECIFIED:
+        return None
+    for rule, number in _RULES.items():
+        if number == value:
+            return rule
+    raise InvalidInput(f"unknown verification rule {value}; use {', '.join(_RULES)}", field="speculation.rule")
 
 
 def tree_to_proto(
-    session_key: int, base_len: int, base_hash: int, tree: TokenTree, draft_s: float = 0.0
+    session_key: int,
+    base_len: int,
+    base_hash: int,
+    tree: TokenTree,
+    draft_s: float = 0.0,
+    laws: Sequence[ChildLaw] = (),
 ) -> speculation_pb2.TokenTree:
     """The message of `tree` under a base; the root is not sent."""
     return speculation_pb2.TokenTree(
@@ -66,6 +106,10 @@ def tree_to_proto(
         parents=tree.parents[1:],
         members=tree.members[1:],
         draft_s=draft_s,
+        laws=[
+            speculation_pb2.ChildLaw(parent=law.parent, token_ids=law.token_ids, probs=law.probs, draws=law.draws)
+            for law in laws
+        ],
     )
 
 
@@ -79,6 +123,7 @@ def draft_from_proto(message: speculation_pb2.TokenTree) -> Draft:
         tuple(message.parents),
         tuple(message.members),
         message.draft_s,
+        tuple(ChildLaw(law.parent, tuple(law.token_ids), tuple(law.probs), tuple(law.draws)) for law in message.laws),
     )
 
 

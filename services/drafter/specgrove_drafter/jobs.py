@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from specgrove.features import TargetFeatures
 from specgrove.sampling.params import SamplingParams
+from specgrove.sampling.rules import Rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,9 @@ class DraftJob:
     stop_token_ids: frozenset[int]
     budget: Budget
     arrived_s: float  # monotonic; when the base arrived
+    features: TargetFeatures | None = None  # the newest that came; of this base or of an earlier one
+    rule: Rule = Rule.COUPLED
+    expansion: tuple[int, ...] = ()  # static shape that the client asked for; empty = the drafter's own
 
     def __post_init__(self) -> None:
         if not 1 <= self.base_len <= len(self.token_ids):

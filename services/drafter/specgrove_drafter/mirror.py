@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from specgrove.base_hash import EMPTY_HASH, extend_hash
+from specgrove.features import TargetFeatures
 from specgrove.sampling.params import SamplingParams
+from specgrove.sampling.rules import Rule
 from specgrove.tree import ROOT, TokenTree
 from specgrove_drafter.jobs import Budget, DraftJob, SessionRef
 
@@ -20,6 +22,9 @@ class Opened:
     sampling: SamplingParams
     budget: Budget
     stop_token_ids: frozenset[int]
+    features: TargetFeatures | None = None
+    rule: Rule = Rule.COUPLED
+    expansion: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +35,7 @@ class Committed:
     from_len: int
     token_ids: Sequence[int]
     budget: Budget
+    features: TargetFeatures | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +59,9 @@ class Mirror:
     stop_token_ids: frozenset[int]
     budget: Budget
     arrived_s: float
+    features: TargetFeatures | None = None
+    rule: Rule = Rule.COUPLED
+    expansion: tuple[int, ...] = ()
     opened_len: int = 0
     base_hash: int = EMPTY_HASH
     sent_tree: TokenTree | None = field(default=None)  # hangs under the present base
@@ -64,7 +73,17 @@ class Mirror:
 
     @classmethod
     def open(cls, session: SessionRef, opened: Opened, now_s: float) -> Mirror:
-        return cls(session, list(opened.token_ids), opened.sampling, opened.stop_token_ids, opened.budget, now_s)
+        return cls(
+            session,
+            list(opened.token_ids),
+            opened.sampling,
+            opened.stop_token_ids,
+            opened.budget,
+            now_s,
+            opened.features,
+            opened.rule,
+            opened.expansion,
+        )
 
     @property
     def base_len(self) -> int:
@@ -77,6 +96,7 @@ class Mirror:
         self.token_ids += committed.token_ids
         self.base_hash = extend_hash(self.base_hash, committed.token_ids)
         self.budget = committed.budget
+        self.features = committed.features or self.features
         self.arrived_s = now_s
         return accepted
 
@@ -92,6 +112,9 @@ class Mirror:
             stop_token_ids=self.stop_token_ids,
             budget=self.budget,
             arrived_s=self.arrived_s,
+            features=self.features,
+            rule=self.rule,
+            expansion=self.expansion,
         )
 
 

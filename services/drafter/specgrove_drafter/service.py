@@ -13,10 +13,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from specgrove.errors import InvalidInput, PeerUnavailable, ProtocolViolation
+from specgrove.features import TargetFeatures
 from specgrove.proto.v1 import speculation_pb2 as pb
 from specgrove.proto.v1.verifier_pb2_grpc import VerifierServiceStub
 from specgrove.rpc import AioRpcError, Channel, error_from_rpc, open_channel
-from specgrove.wire import PROTOCOL_VERSION, sampling_from_proto, tree_to_proto
+from specgrove.sampling.rules import Rule
+from specgrove.wire import PROTOCOL_VERSION, rule_from_proto, sampling_from_proto, tree_to_proto
 from specgrove_drafter.inbox import Answer, Decline, DeclineReason, Draft, Inbox
 from specgrove_drafter.jobs import Budget
 from specgrove_drafter.metrics import DrafterMetrics
@@ -188,6 +190,9 @@ class StreamReader:
                 sampling_from_proto(message.sampling),
                 self._budget(message.budget),
                 frozenset(message.stop_token_ids),
+                _features(message.features, len(message.token_ids)),
+                rule_from_proto(message.rule) or Rule.COUPLED,
+                tuple(message.expansion),
             )
         except InvalidInput:
             self._inbox.close_session(self._stream_id, message.session_key)
@@ -202,6 +207,7 @@ class StreamReader:
                 message.from_len,
                 self._token_ids(message.token_ids, at_least=0),
                 self._budget(message.budget),
+                _features(message.features, message.from_len + len(message.token_ids)),
             )
         except InvalidInput:
             # The mirror cannot follow any more; a fresh Open can.
@@ -230,6 +236,10 @@ class StreamReader:
     def _budget(self, message: pb.DraftBudget) -> Budget:
         limit = self._verifier.max_budget
         return Budget(message.max_nodes, message.max_depth).capped(limit.max_nodes, limit.max_depth)
+
+
+def _features(values: bytes, base_len: int) -> TargetFeatures | None:
+    return TargetFeatures(base_len, values) if values else None
 
 
 async def _read(call: Any) -> pb.VerifierMessage:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from specgrove.sampling.params import SamplingParams
+from specgrove.sampling.rules import Rule
 from specgrove_verifier.generation import Generation
 from specgrove_verifier.mailbox import DraftBudget
 
@@ -31,6 +32,9 @@ class OpenSession:
     sampling: SamplingParams
     budget: DraftBudget
     stop_token_ids: tuple[int, ...]
+    features: bytes = b""  # what this drafter asked for in its Hello; empty = nothing is known
+    rule: Rule = Rule.COUPLED
+    expansion: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,7 @@ class CommitTokens:
     from_len: int
     token_ids: tuple[int, ...]
     budget: DraftBudget
+    features: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -236,6 +236,9 @@ def _update_to_proto(update: SessionUpdate) -> speculation_pb2.VerifierMessage:
                 sampling=wire.sampling_to_proto(update.sampling),
                 budget=_budget_to_proto(update.budget),
                 stop_token_ids=update.stop_token_ids,
+                features=update.features,
+                rule=wire.rule_to_proto(update.rule),
+                expansion=update.expansion,
             )
         )
     if isinstance(update, CommitTokens):
@@ -245,6 +248,7 @@ def _update_to_proto(update: SessionUpdate) -> speculation_pb2.VerifierMessage:
                 from_len=update.from_len,
                 token_ids=update.token_ids,
                 budget=_budget_to_proto(update.budget),
+                features=update.features,
             )
         )
     return speculation_pb2.VerifierMessage(

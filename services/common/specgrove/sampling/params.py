@@ -6,12 +6,15 @@ import math
 from dataclasses import dataclass
 
 from specgrove.errors import InvalidInput
+from specgrove.sampling.rules import Rule
 
 MAX_SEED = 2**64 - 1
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_CHARS = 1024
 MAX_STOP_TOKEN_IDS = 64
 MAX_TOP_K = 2**31 - 1
+MAX_EXPANSION_LEVELS = 64
+MAX_EXPANSION_WIDTH = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +77,26 @@ class StopConditions:
 
 @dataclass(frozen=True, slots=True)
 class SpeculationOptions:
-    """A request's own limits on speculation; 0 means the verifier's limit. Never changes a token."""
+    """A request's own limits on speculation; 0 means the verifier's limit.
+
+    Never changes what is said: with rule `coupled` not one token, with the others not the law they are drawn from.
+    """
 
     is_enabled: bool = True
     max_nodes: int = 0
     max_depth: int = 0
+    rule: Rule | None = None  # None = the verifier's own
+    expansion: tuple[int, ...] = ()  # static tree shape <k1,...,km>; empty = the drafter's own
 
     def __post_init__(self) -> None:
         if self.max_nodes < 0:
             raise InvalidInput(f"max_nodes must not be negative, got {self.max_nodes}", field="speculation.max_nodes")
         if self.max_depth < 0:
             raise InvalidInput(f"max_depth must not be negative, got {self.max_depth}", field="speculation.max_depth")
+        if len(self.expansion) > MAX_EXPANSION_LEVELS or any(
+            not 1 <= width <= MAX_EXPANSION_WIDTH for width in self.expansion
+        ):
+            raise InvalidInput(
+                f"expansion must be at most {MAX_EXPANSION_LEVELS} widths between 1 and {MAX_EXPANSION_WIDTH}",
+                field="speculation.expansion",
+            )

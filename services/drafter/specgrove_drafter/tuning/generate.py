@@ -8,7 +8,7 @@ next plan. What a document says depends on the seed and its own number, not on i
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,7 +37,7 @@ class Playing:
     turns_left: int
     num_written: int = 0
     roles: list[int] = field(default_factory=list)
-    rows: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)
+    rows: list[tuple[Tensor, Tensor, Tensor, Tensor]] = field(default_factory=list)
     num_unseen: int = 0
 
     @classmethod
@@ -46,19 +46,16 @@ class Playing:
         phase = Role.USER if plan.limits.max_user else Role.ANSWER
         return cls(plan, chance, list(plan.opening), deque(plan.forced), phase, plan.num_turns)
 
-    def finish(self, hidden_size: int) -> Document:
+    def finish(self) -> Document:
         """The document; the bulk positions carry an empty law."""
         num_rows = len(self.roles)
-        top_ids = torch.zeros(num_rows, NUM_TOP, dtype=torch.int32)
-        top_logprobs = torch.zeros(num_rows, NUM_TOP, dtype=torch.float16)
-        states = torch.zeros(num_rows, hidden_size, dtype=torch.float16)
-        first = self.num_unseen
-        for column, kept in zip((top_ids, top_logprobs, states), zip(*self.rows, strict=True), strict=True):
-            column[first:] = torch.stack(kept)
+        columns = []
+        for kept in zip(*self.rows, strict=True):
+            column = torch.zeros(num_rows, kept[0].shape[0], dtype=kept[0].dtype)
+            column[self.num_unseen :] = torch.stack(kept)
+            columns.append(column)
         tokens = torch.tensor(self.tokens[:num_rows], dtype=torch.int32)
-        return Document(
-            self.plan.document_id, tokens, torch.tensor(self.roles, dtype=torch.uint8), top_ids, top_logprobs, states
-        )
+        return Document(self.plan.document_id, tokens, torch.tensor(self.roles, dtype=torch.uint8), *columns)
 
 
 def is_looping(tokens: list[int], num_written: int) -> bool:
@@ -114,9 +111,18 @@ def choose_next(playing: Playing, frame: ChatFrame, ids: list[int], logprobs: li
 class Generator:
     """Plays plans on a fixed number of slots; one forward a step."""
 
-    def __init__(self, model: Any, frame: ChatFrame, seed: int, num_slots: int, capacity: int) -> None:
+    def __init__(
+        self,
+        model: Any,
+        frame: ChatFrame,
+        seed: int,
+        num_slots: int,
+        capacity: int,
+        feature_layers: Sequence[int] = (),
+    ) -> None:
         self.model, self.frame, self.seed = model, frame, seed
         self.capacity = capacity
+        self.feature_layers = tuple(feature_layers)
         # One slot more than documents: the workbench on which openings and long prompts are run in bulk.
         self.cache = SlotCache.for_model(model, num_slots + 1, capacity)
         self.bench = num_slots
@@ -163,18 +169,20 @@ class Generator:
                 self.cache.lengths[slot] = 0  # an empty slot still takes part; keep it short
         newest = [playing.tokens[-1] if playing else 0 for playing in self.slots]
         tokens = torch.tensor(newest, device=device)[:, None]
-        states = run_rows(self.model, self.cache, slice(0, len(self.slots)), tokens)[:, 0]
+        rows = run_rows(self.model, self.cache, slice(0, len(self.slots)), tokens, self.feature_layers)
+        states = rows.final[:, 0]
         logits = self.model.lm_head(states).float()
         top = logits.topk(min(NUM_CANDIDATES, logits.shape[1]))
         logprobs = (top.values - logits.logsumexp(-1, keepdim=True)).cpu()
         ids = top.indices.cpu()
         kept_ids, kept_logprobs, kept_states = ids[:, :NUM_TOP].int(), logprobs[:, :NUM_TOP].half(), states.half().cpu()
+        kept_features = rows.features[:, 0].half().cpu()
         id_lists, logprob_lists = ids.tolist(), logprobs.tolist()
         for slot, playing in enumerate(self.slots):
             if playing is None:
                 continue
-            playing.rows.append((kept_ids[slot], kept_logprobs[slot], kept_states[slot]))
+            playing.rows.append((kept_ids[slot], kept_logprobs[slot], kept_states[slot], kept_features[slot]))
             goes_on = choose_next(playing, self.frame, id_lists[slot], logprob_lists[slot])
             if not goes_on or len(playing.tokens) >= self.capacity:
                 self.slots[slot] = None
-                yield playing.finish(states.shape[-1])
+                yield playing.finish()

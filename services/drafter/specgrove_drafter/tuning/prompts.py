@@ -18,6 +18,8 @@ from specgrove_drafter.tuning.hub import Tokenizer, cut_between
 from specgrove_drafter.tuning.prompt_seeds import LONG_STARTERS, STARTERS, SYSTEMS, TOPICS
 
 _MARK = "specgrovemark"
+SHORT_TURN = 72
+LONG_TURNS = (144, 144, 240, 400)  # articles, passages and documents, as a user pastes them
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,15 +108,18 @@ def synthetic_plan(frame: ChatFrame, seed: int, number: int) -> DocumentPlan:
     chance = random.Random(f"{seed}/{number}")
     system = None if chance.random() < 0.8 else chance.choice(SYSTEMS)
     kind = chance.random()
-    starter, max_user = "", 72
-    if kind < 0.50:
+    starter, max_user = "", SHORT_TURN
+    if kind < 0.48:
         starter = chance.choice(STARTERS).replace("{topic}", chance.choice(TOPICS))
-    elif kind < 0.70:
-        starter, max_user = chance.choice(LONG_STARTERS).replace("{topic}", chance.choice(TOPICS)), 144
-    num_turns = 2 if max_user == 72 and chance.random() < 0.12 else 1
+    elif kind < 0.74:
+        starter = chance.choice(LONG_STARTERS).replace("{topic}", chance.choice(TOPICS))
+        max_user = chance.choice(LONG_TURNS)
+    num_turns = 1
+    if max_user == SHORT_TURN and chance.random() < 0.18:
+        num_turns = chance.choice((2, 2, 3))
     limits = TurnLimits(max_user, chance.choice((96, 128, 144, 160, 176)))
-    if num_turns == 2:
-        limits = TurnLimits(40, 80)
+    if num_turns > 1:
+        limits = TurnLimits(40, 88)
     forced = tuple(frame.tokenizer.encode(starter, add_special_tokens=False)) if starter else ()
     temperature = _answer_temperature(chance)
     return DocumentPlan(number, frame.opening(system), forced, limits, num_turns, temperature)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from specgrove.runtime.features import default_feature_layers
 from specgrove_drafter.tuning.errors import SettingsError
 
 
@@ -26,6 +29,7 @@ class Settings:
     tokens: int
     slots: int
     document_tokens: int
+    feature_layers: str
     layers: int
     draft_vocab_size: int
     fit_tokens: int
@@ -65,6 +69,10 @@ class Settings:
             (self.document_tokens < 64, f"--document-tokens: must be at least 64, not {self.document_tokens}"),
             (self.ridge <= 0, f"--ridge: must be above 0, not {self.ridge}"),
             (not 0 < self.learning_rate < 0.1, f"--learning-rate: must lie in (0, 0.1), not {self.learning_rate}"),
+            (
+                not re.fullmatch(r"auto|none|[1-9]\d*(,[1-9]\d*)*", self.feature_layers),
+                f"--feature-layers: must be auto, none or numbers like 10,20, not {self.feature_layers!r}",
+            ),
             (not _is_device(self.device), f"--device: {self.device!r} is not a device of this machine"),
         ]
         for flag in ("tokens", "slots", "layers", "fit_tokens", "batch_tokens", "threads", "eval_every"):
@@ -75,6 +83,16 @@ class Settings:
             checks.append((value is not None and value < 0, f"--{flag.replace('_', '-')}: must not be negative"))
         return checks
 
+    def feature_layers_of(self, config: Any) -> tuple[int, ...]:
+        """The inner layers to keep for a target with this `transformers` config; raises SettingsError."""
+        if self.feature_layers in ("auto", "none"):
+            return default_feature_layers(config.num_hidden_layers) if self.feature_layers == "auto" else ()
+        layers = tuple(int(word) for word in self.feature_layers.split(","))
+        if max(layers) >= config.num_hidden_layers:
+            present = config.num_hidden_layers
+            raise SettingsError([f"--feature-layers: must lie below the target's last layer, {present}, not {layers}"])
+        return layers
+
     def command(self) -> str:
         """The command line that makes the same SSM, with folders by their names only."""
         words = ["specgrove-tune", "--target", self.name]
@@ -82,7 +100,16 @@ class Settings:
             if value is not None:
                 words += [flag, value.name]
         shown = ["eval_every"] if self.eval_prompts is not None else []
-        shown += ["tokens", "slots", "document_tokens", "layers", "draft_vocab_size", "fit_tokens", "ridge"]
+        shown += [
+            "tokens",
+            "slots",
+            "document_tokens",
+            "feature_layers",
+            "layers",
+            "draft_vocab_size",
+            "fit_tokens",
+            "ridge",
+        ]
         shown += ["distil_minutes", "distil_steps", "learning_rate", "batch_tokens", "seed"]
         for name in shown:
             value = getattr(self, name)
@@ -115,9 +142,15 @@ def read_settings(arguments: Sequence[str]) -> Settings:
     add("--prompts", type=Path, help="prompts to answer (.jsonl or one a line); default: the target writes its own")
     add("--eval-prompts", type=Path, help="prompts to measure on after training, answered greedily with 96 tokens")
     add("--eval-every", type=int, default=1, help="use every n-th evaluation prompt (default 1)")
-    add("--tokens", type=int, default=500_000, help="how much text the target writes (default 500000)")
-    add("--slots", type=int, default=64, help="documents written side by side (default 64)")
-    add("--document-tokens", type=int, default=336, help="longest document (default 336)")
+    add("--tokens", type=int, default=1_000_000, help="how much text the target writes (default 1000000)")
+    add("--slots", type=int, default=128, help="documents written side by side (default 128)")
+    add("--document-tokens", type=int, default=640, help="longest document (default 640)")
+    add(
+        "--feature-layers",
+        default="auto",
+        help="inner layers whose states are kept beside the final ones, like 10,20; auto: a third and two thirds of "
+        "the way up; none: no features (default auto)",
+    )
     add("--layers", type=int, default=2, help="layers of the SSM (default 2)")
     add("--draft-vocab-size", type=int, default=8192, help="the SSM's vocabulary, 'other' included (default 8192)")
     add("--fit-tokens", type=int, default=131_072, help="how many tokens the closed-form fit reads (default 131072)")

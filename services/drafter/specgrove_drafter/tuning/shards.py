@@ -7,6 +7,7 @@
         top_ids        int32  [T, 16]      the target's likeliest next tokens, likeliest first
         top_logprobs   float16 [T, 16]     their log-probabilities at temperature 1
         states         float16 [T, hidden] the target's final normalised states, the ridge fit's goal
+        features       float16 [T, F]      its states after the chosen inner layers, each scaled to a root mean square of 1
 
 A shard is written beside and renamed, so a file that exists is whole.
 """
@@ -45,12 +46,13 @@ class Document:
     top_ids: Tensor
     top_logprobs: Tensor
     states: Tensor
+    features: Tensor
 
     def __len__(self) -> int:
         return int(self.tokens.shape[0])
 
 
-_ROW_FIELDS = ("tokens", "roles", "top_ids", "top_logprobs", "states")
+_ROW_FIELDS = ("tokens", "roles", "top_ids", "top_logprobs", "states", "features")
 
 
 def shard_path(folder: Path, shard: int) -> Path:

@@ -10,12 +10,14 @@ Generation is bound by bytes: attention reads every slot up to the longest one, 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from specgrove.runtime.features import unit_rms
 from specgrove_drafter.tuning.hub import register_attention
 
 ATTENTION_NAME = "specgrove_slots"
@@ -101,18 +103,19 @@ class SlotCache:
 def _grouped_attention(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scaling: float) -> Tensor:
     """Grouped-query attention that reads each key once; query [rows, heads, width, head_dim] -> same shape.
 
-    For one new token a row, the query heads that share a key head become the rows of one small product: a quarter
-    faster on a CPU than `scaled_dot_product_attention`, and decoding is nothing but such rows.
+    For one new token a row, the query heads that share a key head become the rows of one product: twice as fast on a
+    CPU as one product a head, and decoding is nothing but such rows.
     """
     rows, heads, width, head_dim = query.shape
     if width > 1:
         return nn.functional.scaled_dot_product_attention(
             query, keys, values, attn_mask=mask, scale=scaling, enable_gqa=True
         )
-    grouped = query.reshape(rows, keys.shape[1], heads // keys.shape[1], head_dim)
-    scores = (grouped @ keys.transpose(-1, -2)) * scaling  # [rows, kv_heads, heads per key head, length]
-    scores.masked_fill_(~mask, float("-inf"))
-    return (scores.softmax(-1) @ values).reshape(rows, heads, 1, head_dim)
+    heads_per_key = heads // keys.shape[1]
+    grouped = query.reshape(rows, keys.shape[1], heads_per_key, head_dim)
+    shared_mask = mask.expand(-1, 1, heads_per_key, -1)
+    attended = nn.functional.scaled_dot_product_attention(grouped, keys, values, attn_mask=shared_mask, scale=scaling)
+    return attended.reshape(rows, heads, 1, head_dim)
 
 
 def _slot_attention(
@@ -131,11 +134,27 @@ def use_slot_attention(model: Any) -> None:
     model.set_attn_implementation(ATTENTION_NAME)
 
 
-def run_rows(model: Any, cache: SlotCache, rows: slice, tokens: Tensor) -> Tensor:
-    """Run int64 [rows, width] tokens after what the slots hold; final normalised states [rows, width, hidden]."""
+@dataclass(frozen=True, slots=True)
+class RowStates:
+    """What the target thinks of each row: the final normalised states and the features, both [rows, width, .]."""
+
+    final: Tensor
+    features: Tensor
+
+
+def run_rows(
+    model: Any, cache: SlotCache, rows: slice, tokens: Tensor, feature_layers: Sequence[int] = ()
+) -> RowStates:
+    """Run int64 [rows, width] tokens after what the slots hold; `feature_layers` count from 1."""
     positions = cache.plan_rows(rows, tokens.shape[1])
-    states: Tensor = model.model(
-        input_ids=tokens, position_ids=positions, use_cache=False, slot_cache=cache
-    ).last_hidden_state
+    output = model.model(
+        input_ids=tokens,
+        position_ids=positions,
+        use_cache=False,
+        slot_cache=cache,
+        output_hidden_states=bool(feature_layers),
+    )
     cache.lengths[rows] += tokens.shape[1]
-    return states
+    final: Tensor = output.last_hidden_state
+    inner = [unit_rms(output.hidden_states[layer]) for layer in feature_layers]
+    return RowStates(final, torch.cat(inner, dim=-1) if inner else final[..., :0])

@@ -75,9 +75,11 @@ def generate(settings: Settings, target: Target, shards: Path) -> None:
     if 2 * longest_opening > settings.document_tokens:
         wanted = f"at least {2 * longest_opening} for this target's chat template"
         raise SettingsError([f"--document-tokens: must be {wanted}, not {settings.document_tokens}"])
-    model = load_target_model(target, torch.device(settings.device), pack=True)
+    model = load_target_model(target, torch.device(settings.device), pack=True, in_bulk=True)
     use_slot_attention(model)
-    generator = Generator(model, frame, settings.seed, settings.slots, settings.document_tokens)
+    generator = Generator(
+        model, frame, settings.seed, settings.slots, settings.document_tokens, settings.feature_layers_of(target.config)
+    )
     say("generate", f"the target writes {settings.tokens:,} tokens in {settings.slots} slots")
     plans = (plan for plan in _plans(settings, frame) if plan.document_id // SHARD_DOCUMENTS not in finished)
     waiting: dict[int, list[Document]] = {}

@@ -3,15 +3,26 @@ from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable
-from typing import ClassVar as _ClassVar, Optional as _Optional
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class VerificationRule(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    VERIFICATION_RULE_UNSPECIFIED: _ClassVar[VerificationRule]
+    VERIFICATION_RULE_COUPLED: _ClassVar[VerificationRule]
+    VERIFICATION_RULE_MSS: _ClassVar[VerificationRule]
+    VERIFICATION_RULE_NAIVE: _ClassVar[VerificationRule]
 
 class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     FINISH_REASON_UNSPECIFIED: _ClassVar[FinishReason]
     FINISH_REASON_STOP: _ClassVar[FinishReason]
     FINISH_REASON_LENGTH: _ClassVar[FinishReason]
+VERIFICATION_RULE_UNSPECIFIED: VerificationRule
+VERIFICATION_RULE_COUPLED: VerificationRule
+VERIFICATION_RULE_MSS: VerificationRule
+VERIFICATION_RULE_NAIVE: VerificationRule
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
@@ -45,14 +56,18 @@ class StopConditions(_message.Message):
     def __init__(self, max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., ignore_eos: _Optional[bool] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., stop_strings: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class SpeculationOptions(_message.Message):
-    __slots__ = ("disabled", "max_nodes", "max_depth")
+    __slots__ = ("disabled", "max_nodes", "max_depth", "rule", "expansion")
     DISABLED_FIELD_NUMBER: _ClassVar[int]
     MAX_NODES_FIELD_NUMBER: _ClassVar[int]
     MAX_DEPTH_FIELD_NUMBER: _ClassVar[int]
+    RULE_FIELD_NUMBER: _ClassVar[int]
+    EXPANSION_FIELD_NUMBER: _ClassVar[int]
     disabled: bool
     max_nodes: int
     max_depth: int
-    def __init__(self, disabled: _Optional[bool] = ..., max_nodes: _Optional[int] = ..., max_depth: _Optional[int] = ...) -> None: ...
+    rule: VerificationRule
+    expansion: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, disabled: _Optional[bool] = ..., max_nodes: _Optional[int] = ..., max_depth: _Optional[int] = ..., rule: _Optional[_Union[VerificationRule, str]] = ..., expansion: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SpeculationStats(_message.Message):
     __slots__ = ("num_steps", "num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_committed_tokens", "accepted_per_pos", "drafted_per_pos", "prefill_s", "decode_s")

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from specgrove.proto.v1 import generation_pb2 as specgrove_dot_proto_dot_v1_dot_generation__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$specgrove/proto/v1/speculation.proto\x12\x12specgrove.proto.v1\x1a#specgrove/proto/v1/generation.proto\"\xa6\x01\n\x0e\x44rafterMessage\x12*\n\x05hello\x18\x01 \x01(\x0b\x32\x19.specgrove.proto.v1.HelloH\x00\x12-\n\x04tree\x18\x02 \x01(\x0b\x32\x1d.specgrove.proto.v1.TokenTreeH\x00\x12.\n\x07\x64\x65\x63line\x18\x03 \x01(\x0b\x32\x1b.specgrove.proto.v1.DeclineH\x00\x42\t\n\x07message\"\xd0\x01\n\x0fVerifierMessage\x12.\n\x07welcome\x18\x01 \x01(\x0b\x32\x1b.specgrove.proto.v1.WelcomeH\x00\x12(\n\x04open\x18\x02 \x01(\x0b\x32\x18.specgrove.proto.v1.OpenH\x00\x12,\n\x06\x63ommit\x18\x03 \x01(\x0b\x32\x1a.specgrove.proto.v1.CommitH\x00\x12*\n\x05\x63lose\x18\x04 \x01(\x0b\x32\x19.specgrove.proto.v1.CloseH\x00\x42\t\n\x07message\"\x84\x01\n\x05Hello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x12\n\ndrafter_id\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12\x12\n\nvocab_hash\x18\x04 \x01(\t\x12\x0e\n\x06models\x18\x05 \x03(\t\x12\x14\n\x0cmax_sessions\x18\x06 \x01(\r\"|\n\x07Welcome\x12\x13\n\x0bverifier_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x12\n\nvocab_size\x18\x04 \x01(\r\x12\x11\n\tmax_nodes\x18\x05 \x01(\r\x12\x11\n\tmax_depth\x18\x06 \x01(\r\"3\n\x0b\x44raftBudget\x12\x11\n\tmax_nodes\x18\x01 \x01(\r\x12\x11\n\tmax_depth\x18\x02 \x01(\r\"\xad\x01\n\x04Open\x12\x13\n\x0bsession_key\x18\x01 \x01(\x04\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x34\n\x08sampling\x18\x03 \x01(\x0b\x32\".specgrove.proto.v1.SamplingParams\x12/\n\x06\x62udget\x18\x04 \x01(\x0b\x32\x1f.specgrove.proto.v1.DraftBudget\x12\x16\n\x0estop_token_ids\x18\x05 \x03(\r\"s\n\x06\x43ommit\x12\x13\n\x0bsession_key\x18\x01 \x01(\x04\x12\x10\n\x08\x66rom_len\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12/\n\x06\x62udget\x18\x04 \x01(\x0b\x32\x1f.specgrove.proto.v1.DraftBudget\",\n\x05\x43lose\x12\x13\n\x0bsession_key\x18\x01 \x01(\x04\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x8b\x01\n\tTokenTree\x12\x13\n\x0bsession_key\x18\x01 \x01(\x04\x12\x10\n\x08\x62\x61se_len\x18\x02 \x01(\r\x12\x11\n\tbase_hash\x18\x03 \x01(\x06\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12\x0f\n\x07parents\x18\x05 \x03(\r\x12\x0f\n\x07members\x18\x06 \x03(\r\x12\x0f\n\x07\x64raft_s\x18\x07 \x01(\x01\"\xd4\x01\n\x07\x44\x65\x63line\x12\x13\n\x0bsession_key\x18\x01 \x01(\x04\x12\x10\n\x08\x62\x61se_len\x18\x02 \x01(\r\x12\x32\n\x06reason\x18\x03 \x01(\x0e\x32\".specgrove.proto.v1.Decline.Reason\"n\n\x06Reason\x12\x16\n\x12REASON_UNSPECIFIED\x10\x00\x12\x1d\n\x19REASON_NOTHING_TO_PROPOSE\x10\x01\x12\x16\n\x12REASON_NO_CAPACITY\x10\x02\x12\x15\n\x11REASON_LOST_PLACE\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$specgrove/proto/v1/speculation.proto\x12\x12specgrove.proto.v1\x1a#specgrove/proto/v1/generation.proto\"\xa6\x01\n\x0e\x44rafterMessage\x12*\n\x05hello\x18\x01 \x01(\x0b\x32\x19.specgrove.proto.v1.HelloH\x00\x12-\n\x04tree\x18\x02 \x01(\x0b\x32\x1d.specgrove.proto.v1.TokenTreeH\x00\x12.\n\x07\x64\x65\x63line\x18\x03 \x01(\x0b\x32\x1b.specgrove.proto.v1.DeclineH\x00\x42\t\n\x07message\"\xd0\x01\n\x0fVerifierMessage\x12.\n\x07welcome\x18\x01 \x01(\x0b\x32\x1b.specgrove.proto.v1.WelcomeH\x00\x12(\n\x04open\x18\x02 \x01(\x0b\x32\x18.specgrove.proto.v1.OpenH\x00\x12,\n\x06\x63ommit\x18\x03 \x01(\x0b\x32\x1a.specgrove.proto.v1.CommitH\x00\x12*\n\x05\x63lose\x18\x04 \x01(\x0b\x32\x19.specgrove.proto.v1.CloseH\x00\x42\t\n\x07message\"\x9c\x01\n\x05Hello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x12\n\ndrafter_id\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12\x12\n\nvocab_hash\x18\x04 \x01(\t\x12\x0e\n\x06models\x18\x05 \x03(\t\x12\x14\n\x0cmax_sessions\x18\x06 \x01(\r\x12\x16\n\x0e\x66\x65\x61ture_layers\x18\x07 \x03(\r\"|\n\x07Welcome\x12\x13\n\x0bverifier_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x12\n\nvocab_size\x18\x04 \x01(\r\x12\x11\n\tmax_nodes\x18\x05 \x01(\r\x12\x11\n\tmax_depth\x18\x06 \x01(\r\"3\n\x0b\x44raftBudget\x12\x11\n\tmax_nodes\x18\x01 \x01(\r\x12\x11\n\tmax_depth\x18\x02 \x01(\r\"\x86\x02\n\x04Open\x12\x13\n\x0bsession_key\x18\x01 \x01(\x04\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x34\n\x08sampling\x18\x03 \x01(\x0b\x32\".specgrove.proto.v1.SamplingParams\x12/\n\x06\x62udget\x18\x04 \x01(\x0b\x32\x1f.specgrove.proto.v1.DraftBudget\x12\x16\n\x0estop_token_ids\x18\x05 \x03(\r\x12\x10\n\x08\x66\x65\x61tures\x18\x06 \x01(\x0c\x12\x32\n\x04rule\x18\x07 \x01(\x0e\x32$.specgrove.proto.v1.VerificationRule\x12\x11\n\texpansion\x18\x08 \x03(\r\"\x85\x01\n\x06\x43ommit\x12\x13\n\x0bsession_key\x18\x01 \x01(\x04\x12\x10\n\x08\x66rom_len\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12/\n\x06\x62udget\x18\x04 \x01(\x0b\x32\x1f.specgrove.proto.v1.DraftBudget\x12\x10\n\x08\x66\x65\x61tures\x18\x05 \x01(\x0c\",\n\x05\x43lose\x12\x13\n\x0bsession_key\x18\x01 \x01(\x04\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\xb7\x01\n\tTokenTree\x12\x13\n\x0bsession_key\x18\x01 \x01(\x04\x12\x10\n\x08\x62\x61se_len\x18\x02 \x01(\r\x12\x11\n\tbase_hash\x18\x03 \x01(\x06\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12\x0f\n\x07parents\x18\x05 \x03(\r\x12\x0f\n\x07members\x18\x06 \x03(\r\x12\x0f\n\x07\x64raft_s\x18\x07 \x01(\x01\x12*\n\x04laws\x18\x08 \x03(\x0b\x32\x1c.specgrove.proto.v1.ChildLaw\"K\n\x08\x43hildLaw\x12\x0e\n\x06parent\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\r\n\x05probs\x18\x03 \x03(\x02\x12\r\n\x05\x64raws\x18\x04 \x03(\r\"\xd4\x01\n\x07\x44\x65\x63line\x12\x13\n\x0bsession_key\x18\x01 \x01(\x04\x12\x10\n\x08\x62\x61se_len\x18\x02 \x01(\r\x12\x32\n\x06reason\x18\x03 \x01(\x0e\x32\".specgrove.proto.v1.Decline.Reason\"n\n\x06Reason\x12\x16\n\x12REASON_UNSPECIFIED\x10\x00\x12\x1d\n\x19REASON_NOTHING_TO_PROPOSE\x10\x01\x12\x16\n\x12REASON_NO_CAPACITY\x10\x02\x12\x15\n\x11REASON_LOST_PLACE\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,21 +37,23 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_VERIFIERMESSAGE']._serialized_start=267
   _globals['_VERIFIERMESSAGE']._serialized_end=475
   _globals['_HELLO']._serialized_start=478
-  _globals['_HELLO']._serialized_end=610
-  _globals['_WELCOME']._serialized_start=612
-  _globals['_WELCOME']._serialized_end=736
-  _globals['_DRAFTBUDGET']._serialized_start=738
-  _globals['_DRAFTBUDGET']._serialized_end=789
-  _globals['_OPEN']._serialized_start=792
-  _globals['_OPEN']._serialized_end=965
-  _globals['_COMMIT']._serialized_start=967
-  _globals['_COMMIT']._serialized_end=1082
-  _globals['_CLOSE']._serialized_start=1084
-  _globals['_CLOSE']._serialized_end=1128
-  _globals['_TOKENTREE']._serialized_start=1131
-  _globals['_TOKENTREE']._serialized_end=1270
-  _globals['_DECLINE']._serialized_start=1273
-  _globals['_DECLINE']._serialized_end=1485
-  _globals['_DECLINE_REASON']._serialized_start=1375
-  _globals['_DECLINE_REASON']._serialized_end=1485
+  _globals['_HELLO']._serialized_end=634
+  _globals['_WELCOME']._serialized_start=636
+  _globals['_WELCOME']._serialized_end=760
+  _globals['_DRAFTBUDGET']._serialized_start=762
+  _globals['_DRAFTBUDGET']._serialized_end=813
+  _globals['_OPEN']._serialized_start=816
+  _globals['_OPEN']._serialized_end=1078
+  _globals['_COMMIT']._serialized_start=1081
+  _globals['_COMMIT']._serialized_end=1214
+  _globals['_CLOSE']._serialized_start=1216
+  _globals['_CLOSE']._serialized_end=1260
+  _globals['_TOKENTREE']._serialized_start=1263
+  _globals['_TOKENTREE']._serialized_end=1446
+  _globals['_CHILDLAW']._serialized_start=1448
+  _globals['_CHILDLAW']._serialized_end=1523
+  _globals['_DECLINE']._serialized_start=1526
+  _globals['_DECLINE']._serialized_end=1738
+  _globals['_DECLINE_REASON']._serialized_start=1628
+  _globals['_DECLINE_REASON']._serialized_end=1738
 # @@protoc_insertion_point(module_scope)

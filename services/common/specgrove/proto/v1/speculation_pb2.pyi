@@ -31,20 +31,22 @@ class VerifierMessage(_message.Message):
     def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_version", "drafter_id", "incarnation", "vocab_hash", "models", "max_sessions")
+    __slots__ = ("protocol_version", "drafter_id", "incarnation", "vocab_hash", "models", "max_sessions", "feature_layers")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     DRAFTER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     VOCAB_HASH_FIELD_NUMBER: _ClassVar[int]
     MODELS_FIELD_NUMBER: _ClassVar[int]
     MAX_SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    FEATURE_LAYERS_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     drafter_id: str
     incarnation: str
     vocab_hash: str
     models: _containers.RepeatedScalarFieldContainer[str]
     max_sessions: int
-    def __init__(self, protocol_version: _Optional[int] = ..., drafter_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., vocab_hash: _Optional[str] = ..., models: _Optional[_Iterable[str]] = ..., max_sessions: _Optional[int] = ...) -> None: ...
+    feature_layers: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, protocol_version: _Optional[int] = ..., drafter_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., vocab_hash: _Optional[str] = ..., models: _Optional[_Iterable[str]] = ..., max_sessions: _Optional[int] = ..., feature_layers: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("verifier_id", "incarnation", "model", "vocab_size", "max_nodes", "max_depth")
@@ -71,30 +73,38 @@ class DraftBudget(_message.Message):
     def __init__(self, max_nodes: _Optional[int] = ..., max_depth: _Optional[int] = ...) -> None: ...
 
 class Open(_message.Message):
-    __slots__ = ("session_key", "token_ids", "sampling", "budget", "stop_token_ids")
+    __slots__ = ("session_key", "token_ids", "sampling", "budget", "stop_token_ids", "features", "rule", "expansion")
     SESSION_KEY_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     BUDGET_FIELD_NUMBER: _ClassVar[int]
     STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    FEATURES_FIELD_NUMBER: _ClassVar[int]
+    RULE_FIELD_NUMBER: _ClassVar[int]
+    EXPANSION_FIELD_NUMBER: _ClassVar[int]
     session_key: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     sampling: _generation_pb2.SamplingParams
     budget: DraftBudget
     stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, session_key: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_generation_pb2.SamplingParams, _Mapping]] = ..., budget: _Optional[_Union[DraftBudget, _Mapping]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    features: bytes
+    rule: _generation_pb2.VerificationRule
+    expansion: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, session_key: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_generation_pb2.SamplingParams, _Mapping]] = ..., budget: _Optional[_Union[DraftBudget, _Mapping]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., features: _Optional[bytes] = ..., rule: _Optional[_Union[_generation_pb2.VerificationRule, str]] = ..., expansion: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Commit(_message.Message):
-    __slots__ = ("session_key", "from_len", "token_ids", "budget")
+    __slots__ = ("session_key", "from_len", "token_ids", "budget", "features")
     SESSION_KEY_FIELD_NUMBER: _ClassVar[int]
     FROM_LEN_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     BUDGET_FIELD_NUMBER: _ClassVar[int]
+    FEATURES_FIELD_NUMBER: _ClassVar[int]
     session_key: int
     from_len: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     budget: DraftBudget
-    def __init__(self, session_key: _Optional[int] = ..., from_len: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., budget: _Optional[_Union[DraftBudget, _Mapping]] = ...) -> None: ...
+    features: bytes
+    def __init__(self, session_key: _Optional[int] = ..., from_len: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., budget: _Optional[_Union[DraftBudget, _Mapping]] = ..., features: _Optional[bytes] = ...) -> None: ...
 
 class Close(_message.Message):
     __slots__ = ("session_key", "reason")
@@ -105,7 +115,7 @@ class Close(_message.Message):
     def __init__(self, session_key: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class TokenTree(_message.Message):
-    __slots__ = ("session_key", "base_len", "base_hash", "token_ids", "parents", "members", "draft_s")
+    __slots__ = ("session_key", "base_len", "base_hash", "token_ids", "parents", "members", "draft_s", "laws")
     SESSION_KEY_FIELD_NUMBER: _ClassVar[int]
     BASE_LEN_FIELD_NUMBER: _ClassVar[int]
     BASE_HASH_FIELD_NUMBER: _ClassVar[int]
@@ -113,6 +123,7 @@ class TokenTree(_message.Message):
     PARENTS_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_S_FIELD_NUMBER: _ClassVar[int]
+    LAWS_FIELD_NUMBER: _ClassVar[int]
     session_key: int
     base_len: int
     base_hash: int
@@ -120,7 +131,20 @@ class TokenTree(_message.Message):
     parents: _containers.RepeatedScalarFieldContainer[int]
     members: _containers.RepeatedScalarFieldContainer[int]
     draft_s: float
-    def __init__(self, session_key: _Optional[int] = ..., base_len: _Optional[int] = ..., base_hash: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ..., members: _Optional[_Iterable[int]] = ..., draft_s: _Optional[float] = ...) -> None: ...
+    laws: _containers.RepeatedCompositeFieldContainer[ChildLaw]
+    def __init__(self, session_key: _Optional[int] = ..., base_len: _Optional[int] = ..., base_hash: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ..., members: _Optional[_Iterable[int]] = ..., draft_s: _Optional[float] = ..., laws: _Optional[_Iterable[_Union[ChildLaw, _Mapping]]] = ...) -> None: ...
+
+class ChildLaw(_message.Message):
+    __slots__ = ("parent", "token_ids", "probs", "draws")
+    PARENT_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    PROBS_FIELD_NUMBER: _ClassVar[int]
+    DRAWS_FIELD_NUMBER: _ClassVar[int]
+    parent: int
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    probs: _containers.RepeatedScalarFieldContainer[float]
+    draws: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, parent: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., probs: _Optional[_Iterable[float]] = ..., draws: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Decline(_message.Message):
     __slots__ = ("session_key", "base_len", "reason")
