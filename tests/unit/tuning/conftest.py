@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from specgrove_drafter.tuning.hub import Target, open_target, quiet_hub
+from specgrove_drafter.tuning.hub import Target, load_target_model, open_target, quiet_hub
 from specgrove_drafter.tuning.shards import NUM_TOP, Document, Role
+from specgrove_drafter.tuning.ssm import build_ssm
+from specgrove_drafter.tuning.vocabulary import DraftVocabulary
+from support.tuning import NUM_FEATURES
 
 CHAT_TEMPLATE = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
@@ -75,6 +79,19 @@ def make_document() -> Callable[[int, int], Document]:
             top_ids=law.indices.int(),
             top_logprobs=law.values.half(),
             states=torch.randn(length, HIDDEN, generator=noise).half(),
+            features=torch.randn(length, 2 * HIDDEN, generator=noise).half(),
         )
 
     return make
+
+
+@pytest.fixture
+def vocabulary() -> DraftVocabulary:
+    return DraftVocabulary(torch.arange(0, VOCABULARY, 2), VOCABULARY)  # every other token: 130 kept, 129 outside
+
+
+@pytest.fixture
+def ssm(target: Target, vocabulary: DraftVocabulary) -> Any:
+    """Two layers of the tiny target with an unfitted head for two depths."""
+    model = load_target_model(target, torch.device("cpu"), pack=False)
+    return build_ssm(model, vocabulary, 2, {"eos_token_id": 1}, num_depths=2, num_features=NUM_FEATURES)

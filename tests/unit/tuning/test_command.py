@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from specgrove_drafter.tuning.__main__ import main
 from specgrove_drafter.tuning.errors import SettingsError, UnsupportedTargetError
@@ -46,7 +47,7 @@ def test_a_target_is_shrunk_from_end_to_end_and_resuming_adds_nothing(
     questions.write_text("".join(json.dumps({"turns": [f"What is {n}?", "Why?"]}) + "\n" for n in range(6)))
     arguments = ["--target", str(target_folder), "--out", str(tmp_path / "ssm"), "--work-dir", str(tmp_path / "work")]
     arguments += ["--tokens", "4000", "--slots", "40", "--document-tokens", "150", "--draft-vocab-size", "100"]
-    arguments += ["--distil-steps", "3", "--threads", "1", "--seed", "5"]
+    arguments += ["--distil-steps", "3", "--threads", "1", "--seed", "5", "--depths", "2", "--feature-layers", "1,2"]
     arguments += ["--eval-prompts", str(questions), "--eval-every", "3"]
     assert main(arguments) == 0
     card = (tmp_path / "ssm" / "README.md").read_text()
@@ -70,3 +71,35 @@ def test_given_prompts_are_answered(target_folder: Path, tmp_path: Path) -> None
     arguments += ["--prompts", str(prompts), "--draft-vocab-size", "64", "--document-tokens", "150", "--slots", "20"]
     assert main([*arguments, "--distil-steps", "0", "--threads", "1"]) == 0
     assert "prompt file" in (tmp_path / "ssm" / "README.md").read_text()
+
+
+def test_a_pool_is_boosted_by_two_writers_and_resumed(target_folder: Path, tmp_path: Path) -> None:
+    arguments = ["--target", str(target_folder), "--out", str(tmp_path / "ssm"), "--work-dir", str(tmp_path / "work")]
+    arguments += ["--tokens", "3000", "--slots", "32", "--writers", "2", "--document-tokens", "150", "--threads", "2"]
+    arguments += ["--draft-vocab-size", "100", "--layers", "2,1", "--depths", "2,0", "--distil-steps", "3"]
+    arguments += ["--covered-top", "2", "--stored", "int8"]
+    assert main(arguments) == 0
+    cards = [(tmp_path / f"ssm-{number}" / "README.md").read_text() for number in (1, 2)]
+    assert "SSM 1 of a pool of 2: it was tuned on everything" in cards[0]
+    assert "pool so far" in cards[1]
+    assert "--layers 2,1" in cards[0]
+    assert (tmp_path / "ssm-1" / "feature_maps.safetensors").is_file()
+    assert not (tmp_path / "ssm-2" / "feature_maps.safetensors").exists()
+    left = torch.load(tmp_path / "work" / "left-2.pt", weights_only=True)["left"]
+    share = sum(int(kept.sum()) for kept in left.values()) / sum(len(kept) for kept in left.values())
+    assert 0 < share < 1
+    weights = [(tmp_path / f"ssm-{number}" / "model.safetensors").read_bytes() for number in (1, 2)]
+    assert main([*arguments, "--resume"]) == 0
+    assert weights == [(tmp_path / f"ssm-{number}" / "model.safetensors").read_bytes() for number in (1, 2)]
+    (tmp_path / "work" / "distil-2.pt").unlink()
+    assert main([*arguments, "--resume"]) == 0, "the second SSM alone is made again"
+    assert weights[0] == (tmp_path / "ssm-1" / "model.safetensors").read_bytes()
+
+
+def test_pools_need_as_many_numbers_as_ssms(tmp_path: Path) -> None:
+    arguments = ["--target", "t", "--out", str(tmp_path / "o"), "--work-dir", str(tmp_path / "w"), "--layers", "2,1"]
+    with pytest.raises(SettingsError) as raised:
+        read_settings([*arguments, "--depths", "1,2,3", "--distil-minutes", "1,2,3", "--feature-layers", "0,3"])
+    assert len(raised.value.problems) == 3
+    shapes = read_settings([*arguments, "--depths", "4,0", "--distil-minutes", "20,10"]).shapes
+    assert [(shape.num_layers, shape.num_depths, shape.distil_minutes) for shape in shapes] == [(2, 4, 20), (1, 0, 10)]

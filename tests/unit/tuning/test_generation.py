@@ -127,7 +127,7 @@ def test_prompt_kinds_vary_and_plans_repeat(target: Target) -> None:
     plans = [synthetic_plan(frame, 1, number) for number in range(60)]
     assert plans == [synthetic_plan(frame, 1, number) for number in range(60)]
     assert len({plan.forced for plan in plans}) > 25
-    assert {plan.num_turns for plan in plans} == {1, 2}
+    assert {1, 2} <= {plan.num_turns for plan in plans} <= {1, 2, 3}
     greedy = sum(plan.temperature == 0 for plan in plans)
     assert 30 < greedy < 60
 

@@ -1,4 +1,4 @@
-"""`python -m specgrove_drafter.tuning`: from a target folder to an SSM folder, stage by stage, top to bottom."""
+"""`python -m specgrove_drafter.tuning`: from a target folder to a pool of SSMs, stage by stage, top to bottom."""
 
 from __future__ import annotations
 
@@ -7,17 +7,21 @@ import sys
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from specgrove.errors import SpecgroveError
 from specgrove_drafter.tuning import ssm_stages, text_stages
-from specgrove_drafter.tuning.batches import epoch_batches
+from specgrove_drafter.tuning.agreement import MAX_RANK, summarise
+from specgrove_drafter.tuning.batches import KeptPositions, epoch_batches
+from specgrove_drafter.tuning.boost import pool_coverage
 from specgrove_drafter.tuning.card import CardFacts, write_card
 from specgrove_drafter.tuning.distil import Distillation
 from specgrove_drafter.tuning.errors import SettingsError
-from specgrove_drafter.tuning.export import export_ssm
+from specgrove_drafter.tuning.export import Storage, export_ssm
 from specgrove_drafter.tuning.hub import open_target, quiet_hub
 from specgrove_drafter.tuning.progress import say
 from specgrove_drafter.tuning.settings import Settings, read_settings
+from specgrove_drafter.tuning.ssm_stages import Corpus, Ranks, SsmStages
 
 
 def tune(settings: Settings) -> None:
@@ -26,35 +30,56 @@ def tune(settings: Settings) -> None:
     torch.set_num_threads(settings.threads)
     torch.manual_seed(settings.seed)
     target = open_target(settings.target)
-    if settings.layers > target.config.num_hidden_layers:
+    if max(settings.layers) > target.config.num_hidden_layers:
         present = target.config.num_hidden_layers
-        raise SettingsError([f"--layers: the target has {present} layers, not {settings.layers}"])
+        raise SettingsError([f"--layers: the target has {present} layers, not {max(settings.layers)}"])
+    feature_layers = settings.feature_layers_of(target.config)
     shards = text_stages.claim_work_dir(settings, target)
     text_stages.generate(settings, target, shards)
+    answers = text_stages.answer_prompts(settings, target)
     corpus = ssm_stages.read_corpus(settings, target, shards)
-    ssm = ssm_stages.fit(settings, target, corpus)
-    distillation = ssm_stages.distil(settings, target, corpus, ssm)
-    measured = ssm_stages.evaluate(ssm, corpus, text_stages.answer_prompts(settings, target))
-    card = write_card(
-        CardFacts(
-            target=settings.name,
-            licence=settings.licence,
-            command=settings.command(),
-            seed=settings.seed,
-            prompts="the user turns came from a prompt file" if settings.prompts else "it wrote the user turns too",
-            num_layers=settings.layers,
-            vocab_size=corpus.vocabulary.size,
-            coverage=corpus.coverage,
-            num_documents=len(corpus.train) + len(corpus.held_out),
-            num_tokens=corpus.num_tokens,
-            distil_steps=distillation.progress.step,
-            distil_epochs=_epochs(distillation),
-            distil_minutes=distillation.progress.seconds / 60,
-            measured=measured,
-        )
+    left: KeptPositions | None = None
+    measured: list[Ranks] = []
+    for number, shape in enumerate(settings.shapes, start=1):
+        stages = SsmStages(settings, target, corpus, number, shape, left)
+        ssm, distillation = stages.tune()
+        measured.append(ssm_stages.evaluate(ssm, corpus, answers))
+        card = write_card(settings, _facts(settings, corpus, left, distillation, measured))
+        storage = Storage(settings.stored == "int8", feature_layers, target.config.to_dict().get("unk_token_id") or 0)
+        folder = settings.folder_of(number)
+        size = export_ssm(ssm, corpus.vocabulary, card, folder, storage)
+        say("export", f"{folder}: {size / 1e6:.1f} MB")
+        if number < len(settings.shapes):
+            left = stages.leave(ssm)
+
+
+def _facts(
+    settings: Settings,
+    corpus: Corpus,
+    left: KeptPositions | None,
+    distillation: Distillation,
+    measured: Sequence[Ranks],
+) -> CardFacts:
+    newest = measured[-1].by_text
+    num_left = corpus.num_train_tokens if left is None else sum(int(kept.sum()) for kept in left.values())
+    return CardFacts(
+        number=len(measured),
+        prompts="the user turns came from a prompt file" if settings.prompts else "it wrote the user turns too",
+        vocab_size=corpus.vocabulary.size,
+        coverage=corpus.coverage,
+        num_documents=len(corpus.train) + len(corpus.held_out),
+        num_tokens=corpus.num_tokens,
+        share_left=num_left / max(corpus.num_train_tokens, 1),
+        distil_steps=distillation.progress.step,
+        distil_epochs=_epochs(distillation),
+        distil_minutes=distillation.progress.seconds / 60,
+        measured={name: summarise(ranks) for name, ranks in newest.items()},
+        pool_top={name: _pool_top([each.by_text[name] for each in measured]) for name in newest},
     )
-    size = export_ssm(ssm, corpus.vocabulary, card, settings.out, target.config.to_dict().get("unk_token_id") or 0)
-    say("export", f"{settings.out}: {size / 1e6:.1f} MB")
+
+
+def _pool_top(by_ssm: Sequence[Sequence[Tensor]]) -> tuple[float, ...]:
+    return tuple(pool_coverage(by_ssm, num_choices) for num_choices in range(1, MAX_RANK + 1))
 
 
 def _epochs(distillation: Distillation) -> float:

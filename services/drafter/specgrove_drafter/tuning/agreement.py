@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from specgrove_drafter.tuning.batches import in_order
+from specgrove_drafter.tuning.depth_head import DepthHead
 from specgrove_drafter.tuning.shards import Document, Role
 from specgrove_drafter.tuning.vocabulary import DraftVocabulary
 
@@ -25,38 +26,58 @@ NEVER = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """Shares of answer positions, and mean committed tokens per step of two static trees."""
+    """Shares of answer positions, and mean committed tokens per step of static trees, bonus token included."""
 
     num_positions: int
-    top: tuple[float, ...]  # [5]: the target's choice is among the first 1, 2, .. 5
-    chain_len: float  # expansion <1,1,1,1>, bonus token included
-    tree_len: float  # expansion <4,2,2,1>, bonus token included
+    top: tuple[float, ...]  # [5]: the target's choice is among the first 1, 2, .. 5 of the states alone
+    top_by_depth: tuple[tuple[float, ...], ...]  # [D][5]: the same with the features of draft depth 1, 2, .. D
+    chain_len: float  # expansion <1,1,1,1>
+    tree_len: float  # expansion <4,2,2,1>
 
     def line(self) -> str:
-        """One line for a log or a card."""
-        shares = " / ".join(f"{100 * share:.1f}" for share in self.top)
+        """One line for a log."""
         lengths = f"chain of 4: {self.chain_len:.2f}, tree <4,2,2,1>: {self.tree_len:.2f} tokens per step"
-        return f"top-1..5 {shares} % of {self.num_positions} positions; {lengths}"
+        fed = "".join(f", depth {d} {_ends(top)}" for d, top in enumerate(self.top_by_depth, start=1))
+        return f"top 1/5: states alone {_ends(self.top)}{fed} % of {self.num_positions} positions; {lengths}"
+
+
+def _ends(top: Sequence[float]) -> str:
+    return f"{100 * top[0]:.1f}/{100 * top[-1]:.1f}"
 
 
 @torch.no_grad()
 def measure_agreement(ssm: Any, documents: Sequence[Document], vocabulary: DraftVocabulary) -> Agreement:
     """Agreement at the positions where the target answered."""
+    return summarise(answer_ranks(ssm, documents, vocabulary))
+
+
+@torch.no_grad()
+def answer_ranks(ssm: Any, documents: Sequence[Document], vocabulary: DraftVocabulary) -> list[Tensor]:
+    """For each document int64 [D + 1, answer positions]: the rank of the target's choice without features and at each
+    draft depth with them (without them where none were kept)."""
     ssm.eval()
+    head: DepthHead = ssm.lm_head
     device = next(ssm.parameters()).device
     ranks: list[Tensor] = []
     for batch, members in in_order(documents, vocabulary.to_draft(), 4096):
-        logits = ssm(input_ids=batch.tokens.to(device), use_cache=False).logits.float().cpu()
+        on_device = batch.to(device)
+        states = ssm.model(input_ids=on_device.tokens, use_cache=False).last_hidden_state
         for row, document in enumerate(members):
-            answered = document.roles == Role.ANSWER
-            choice = document.top_ids[:, 0].long()[answered]
-            ranks.append(choice_ranks(logits[row, : len(document)][answered], choice, vocabulary))
-    return summarise(ranks)
+            answered = (document.roles == Role.ANSWER).nonzero().flatten().to(device)
+            choice = document.top_ids[:, 0].long().to(device)[answered]
+            own = states[row][answered]
+            rows = [choice_ranks(head(own), choice, vocabulary)]
+            for depth in range(1, head.num_depths + 1):
+                before, known = on_device.features_before(depth)
+                fed = choice_ranks(head.read(head.guess(own, before[row][answered].float(), depth)), choice, vocabulary)
+                rows.append(torch.where(known[row][answered], fed, rows[0]))
+            ranks.append(torch.stack(rows).cpu())
+    return ranks
 
 
 def choice_ranks(logits: Tensor, choice: Tensor, vocabulary: DraftVocabulary) -> Tensor:
     """int64 [N]: the place, from 0, of each target token among the SSM's proposals; NEVER if it cannot propose it."""
-    draft = vocabulary.to_draft()[choice]
+    draft = vocabulary.to_draft().to(logits.device)[choice]
     proposals = logits[:, :-1]
     known = draft != vocabulary.other_id
     own = proposals.gather(1, draft.clamp(max=vocabulary.size - 2)[:, None])
@@ -65,22 +86,23 @@ def choice_ranks(logits: Tensor, choice: Tensor, vocabulary: DraftVocabulary) ->
 
 
 def summarise(ranks: Sequence[Tensor]) -> Agreement:
-    """From the ranks of consecutive answer positions, one tensor a document."""
-    joined = torch.cat(list(ranks)) if ranks else torch.zeros(0, dtype=torch.int64)
-    count = max(int(joined.numel()), 1)
-    top = tuple(float((joined < k).sum()) / count for k in range(1, MAX_RANK + 1))
-    return Agreement(int(joined.numel()), top, accepted_len(ranks, CHAIN), accepted_len(ranks, TREE))
+    """From `answer_ranks`."""
+    joined = torch.cat(list(ranks), dim=1) if ranks else torch.zeros(1, 0, dtype=torch.int64)
+    count = max(joined.shape[1], 1)
+    alone, *by_depth = (tuple(float((row < k).sum()) / count for k in range(1, MAX_RANK + 1)) for row in joined)
+    return Agreement(joined.shape[1], alone, tuple(by_depth), accepted_len(ranks, CHAIN), accepted_len(ranks, TREE))
 
 
 def accepted_len(ranks: Sequence[Tensor], widths: Sequence[int]) -> float:
-    """Mean committed tokens per step when every step drafts the static tree `widths`."""
+    """Mean committed tokens per step when every step drafts the static tree `widths`; `ranks` as in `answer_ranks`."""
     steps = tokens = 0
     for document in ranks:
-        places = document.tolist()
+        by_depth = [document[depth if depth < len(document) else 0].tolist() for depth in range(1, len(widths) + 1)]
+        length = document.shape[1]
         at = 0
-        while at < len(places):
+        while at < length:
             depth = 0
-            while depth < len(widths) and at + depth < len(places) - 1 and places[at + depth] < widths[depth]:
+            while depth < len(widths) and at + depth < length - 1 and by_depth[depth][at + depth] < widths[depth]:
                 depth += 1
             at += depth + 1
             tokens += depth + 1

@@ -6,25 +6,29 @@ Rows are right-padded. Causal attention never looks right, so padding needs no m
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
 
+from specgrove.runtime.features import unit_rms
 from specgrove_drafter.tuning.shards import Document, Role
 
 HELD_OUT_EVERY = 32
+KeptPositions = Mapping[int, Tensor]  # document id -> bool [T]
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A rectangle of documents; `seen` says at which positions the target's law was kept."""
+    """A rectangle of documents; `seen` says at which positions the target's law was kept, `kept` which count."""
 
     tokens: Tensor  # int64 [B, L], draft ids
     roles: Tensor  # uint8 [B, L]
     top_ids: Tensor  # int64 [B, L, 16], target ids
     top_logprobs: Tensor  # float32 [B, L, 16]
+    features: Tensor  # float16 [B, L, F], the final states' part included
+    kept: Tensor  # bool [B, L], False where an earlier SSM of the pool is right already
 
     @property
     def seen(self) -> Tensor:
@@ -36,7 +40,15 @@ class Batch:
         return int(self.tokens.numel())
 
     def to(self, device: torch.device) -> Batch:
-        return Batch(*(getattr(self, name).to(device) for name in ("tokens", "roles", "top_ids", "top_logprobs")))
+        return Batch(*(getattr(self, field.name).to(device) for field in fields(self)))
+
+    def features_before(self, depth: int) -> tuple[Tensor, Tensor]:
+        """The features `depth` rows further up, [B, L, F], and bool [B, L] where they were kept."""
+        shifted = torch.zeros_like(self.features)
+        shifted[:, depth:] = self.features[:, :-depth]
+        known = torch.zeros_like(self.kept)
+        known[:, depth:] = self.seen[:, :-depth]
+        return shifted, known
 
 
 def is_held_out(document: Document) -> bool:
@@ -44,15 +56,25 @@ def is_held_out(document: Document) -> bool:
     return document.document_id % HELD_OUT_EVERY == HELD_OUT_EVERY - 1
 
 
-def collate(documents: Sequence[Document], to_draft: Tensor) -> Batch:
-    """Right-pad documents into one batch; `to_draft` is int64 [target vocabulary]."""
+def collate(documents: Sequence[Document], to_draft: Tensor, kept: KeptPositions | None = None) -> Batch:
+    """Right-pad documents into one batch; `to_draft` is int64 [target vocabulary]; no `kept` means every position."""
 
-    def padded(name: str) -> Tensor:
-        rows = [getattr(document, name) for document in documents]
-        return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+    def padded(rows: Sequence[Tensor]) -> Tensor:
+        return torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True)
 
+    def column(name: str) -> Tensor:
+        return padded([getattr(document, name) for document in documents])
+
+    roles = column("roles")
     return Batch(
-        to_draft[padded("tokens").long()], padded("roles"), padded("top_ids").long(), padded("top_logprobs").float()
+        tokens=to_draft[column("tokens").long()],
+        roles=roles,
+        top_ids=column("top_ids").long(),
+        top_logprobs=column("top_logprobs").float(),
+        features=torch.cat([column("features"), unit_rms(column("states")).half()], dim=-1),
+        kept=torch.ones_like(roles, dtype=torch.bool)
+        if kept is None
+        else padded([kept[document.document_id] for document in documents]),
     )
 
 
@@ -77,15 +99,15 @@ def epoch_batches(lengths: Sequence[int], batch_tokens: int, chance: random.Rand
 
 
 def in_order(
-    documents: Sequence[Document], to_draft: Tensor, batch_tokens: int
+    documents: Sequence[Document], to_draft: Tensor, batch_tokens: int, kept: KeptPositions | None = None
 ) -> Iterator[tuple[Batch, list[Document]]]:
     """Every document once, in batches of similar lengths, without chance."""
     ordered = sorted(documents, key=len)
     batch: list[Document] = []
     for document in ordered:
         if batch and (len(batch) + 1) * len(document) > batch_tokens:
-            yield collate(batch, to_draft), batch
+            yield collate(batch, to_draft, kept), batch
             batch = []
         batch.append(document)
     if batch:
-        yield collate(batch, to_draft), batch
+        yield collate(batch, to_draft, kept), batch

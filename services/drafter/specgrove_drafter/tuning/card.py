@@ -2,88 +2,133 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from specgrove_drafter.tuning.agreement import Agreement
+from specgrove_drafter.tuning.settings import Settings, SsmShape
 
 
 @dataclass(frozen=True, slots=True)
 class CardFacts:
-    """Everything the card states."""
+    """Everything the card of one SSM of a pool states, beside the settings of the run."""
 
-    target: str
-    licence: str
-    command: str
-    seed: int
+    number: int  # of the SSM, from 1
     prompts: str  # who wrote the user turns
-    num_layers: int
     vocab_size: int
     coverage: float
     num_documents: int
     num_tokens: int
+    share_left: float  # of the training positions: what the SSMs before it left to this one
     distil_steps: int
     distil_epochs: float
     distil_minutes: float
     measured: Mapping[str, Agreement]
+    pool_top: Mapping[str, Sequence[float]]  # [5] by text: within the first k of some SSM up to this one
 
 
-def write_card(facts: CardFacts) -> str:
+def write_card(settings: Settings, facts: CardFacts) -> str:
     """The card in markdown."""
-    rows = "\n".join(
-        f"| {name} | {agreement.num_positions:,} | "
-        + " | ".join(f"{100 * share:.1f}" for share in agreement.top)
-        + f" | {agreement.chain_len:.2f} | {agreement.tree_len:.2f} |"
-        for name, agreement in facts.measured.items()
-    )
-    trained = (
-        f"distilled for {facts.distil_steps:,} steps ({facts.distil_epochs:.1f} epochs,"
-        f" {facts.distil_minutes:.0f} minutes)"
-        if facts.distil_steps
-        else "not distilled: its head is the closed-form fit alone"
-    )
+    target, shape = settings.name, settings.shapes[facts.number - 1]
     return f"""---
-license: {facts.licence}
-base_model: {facts.target}
+license: {settings.licence}
+base_model: {target}
 tags: [speculative-decoding, draft-model]
 ---
-# SSM for {facts.target}
+# SSM for {target}
 
-A small speculative model: it guesses the next tokens of {facts.target}, which then checks them.
+A small speculative model: it guesses the next tokens of {target}, which then checks them.
 It is no chat model of its own. It speaks the target's tokenizer (not copied here) through a trimmed vocabulary.
-
-* {facts.num_layers} layers of the target's shape, {facts.vocab_size:,} draft ids, untied embedding and head, float16.
+{_place_in_pool(settings, facts)}
+* {shape.num_layers} layers of the target's shape, {facts.vocab_size:,} draft ids, untied embedding and head,
+  {_stored(settings)}.
 * `draft_vocab.safetensors` holds `d2t` (int64): target id = draft id + `d2t[draft id]`. The last draft id,
   `draft_vocab_other_id` in `config.json`, stands for every other token: feed it for tokens outside the vocabulary,
   never propose it.
 * The draft ids cover {100 * facts.coverage:.2f}% of the target's own choices in the training text.
-
+{_fed(shape)}
 ## How it was made
 
-1. {facts.target} wrote {facts.num_documents:,} conversations ({facts.num_tokens:,} tokens);
-   {facts.prompts}. Its next-token laws were kept.
-2. Layers and embedding were copied from the target's first layers; a ridge regression from their states to the
-   target's final states was folded into the target's head.
-3. It was {trained}. The loss of
-   distillation is the KL divergence to the target on its 16 likeliest tokens, on all tokens outside the vocabulary
-   together, and on the rest.
+1. {target} wrote {facts.num_documents:,} conversations ({facts.num_tokens:,} tokens);
+   {facts.prompts}. Its next-token laws and some of its states were kept.
+2. Layers and embedding were copied from the target's first layers; ridge regressions from their states to the
+   target's final states stand before the target's head.
+3. {_trained(facts)}
 
 ```
-{facts.command}
+{settings.command()}
 ```
 
-Seed {facts.seed}.
+Seed {settings.seed}. Text is written and trained on until a number of tokens or minutes is reached, so a repetition
+gives an equivalent SSM, not the same bits.
 
 ## Measured
 
-The target's greedy choice is among the SSM's first k proposals (%), over positions of the target's answers; and the
-committed tokens per step that a static tree gives, bonus token included.
+The target's greedy choice is among the SSM's first k proposals (%), over positions of the target's answers. Depth 0
+reads the SSM's own states only; depth d has the features of the row that drafting at depth d has.
 
-| text | positions | k=1 | 2 | 3 | 4 | 5 | chain of 4 | tree <4,2,2,1> |
-|---|---|---|---|---|---|---|---|---|
-{rows}
+{_table(facts)}
+
+Committed tokens per step that a static tree gives, bonus token included:
+
+{_lengths(facts)}
 
 ## Licence
 
-{facts.licence}, like {facts.target}, from whose weights it is derived.
+{settings.licence}, like {target}, from whose weights it is derived.
 """
+
+
+def _place_in_pool(settings: Settings, facts: CardFacts) -> str:
+    num_ssms = len(settings.layers)
+    if num_ssms == 1:
+        return ""
+    learnt = "was tuned on everything"
+    if facts.number > 1:
+        learnt = f"was tuned on the {100 * facts.share_left:.0f}% of the positions that those before it do not predict"
+    return f"\nSSM {facts.number} of a pool of {num_ssms}: it {learnt} (collective boost-tuning).\n"
+
+
+def _stored(settings: Settings) -> str:
+    if settings.stored == "int8":
+        return "int8 with a float16 scale a row (loads in specgrove; `--stored float16` loads anywhere)"
+    return "float16"
+
+
+def _fed(shape: SsmShape) -> str:
+    if not shape.num_depths:
+        return ""
+    return (
+        f"* `feature_maps.safetensors`: maps for draft depths 1 to {shape.num_depths}, from the target's states at its "
+        "last committed row.\n"
+    )
+
+
+def _trained(facts: CardFacts) -> str:
+    if not facts.distil_steps:
+        return "It was not distilled: its head is the closed-form fit alone."
+    return (
+        f"It was distilled for {facts.distil_steps:,} steps ({facts.distil_epochs:.1f} epochs,"
+        f" {facts.distil_minutes:.0f} minutes). The loss is\n   the KL divergence to the target on its 16 likeliest "
+        "tokens, on all tokens outside the vocabulary\n   together, and on the rest."
+    )
+
+
+def _table(facts: CardFacts) -> str:
+    lines = ["| text | positions | depth | k=1 | 2 | 3 | 4 | 5 |", "|---|---|---|---|---|---|---|---|"]
+    for name, agreement in facts.measured.items():
+        for depth, top in enumerate((agreement.top, *agreement.top_by_depth)):
+            lines.append(f"| {name} | {agreement.num_positions:,} | {depth} | {_shares(top)} |")
+        if facts.number > 1:
+            lines.append(f"| {name} | {agreement.num_positions:,} | pool so far | {_shares(facts.pool_top[name])} |")
+    return "\n".join(lines)
+
+
+def _shares(top: Sequence[float]) -> str:
+    return " | ".join(f"{100 * share:.1f}" for share in top)
+
+
+def _lengths(facts: CardFacts) -> str:
+    lines = ["| text | chain of 4 | tree <4,2,2,1> |", "|---|---|---|"]
+    lines += [f"| {name} | {a.chain_len:.2f} | {a.tree_len:.2f} |" for name, a in facts.measured.items()]
+    return "\n".join(lines)

@@ -17,15 +17,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specgrove_drafter.tuning.batches import Batch, collate, epoch_batches
+from specgrove_drafter.tuning.batches import Batch, KeptPositions, collate, epoch_batches
+from specgrove_drafter.tuning.depth_head import DepthHead
 from specgrove_drafter.tuning.errors import ResumeError
-from specgrove_drafter.tuning.folded_head import free_tables
+from specgrove_drafter.tuning.hub import has_fast_bfloat16
 from specgrove_drafter.tuning.objective import coarse_kl, coarse_law
 from specgrove_drafter.tuning.shards import Document, Role
 from specgrove_drafter.tuning.vocabulary import DraftVocabulary
 
 # Answers are what a drafter drafts; user turns and templates are only more of the target's mind.
-ROLE_WEIGHTS = {Role.UNSEEN: 0.0, Role.FORCED: 0.1, Role.USER: 0.4, Role.ANSWER: 1.0}
+ROLE_WEIGHTS = {Role.UNSEEN: 0.0, Role.FORCED: 0.05, Role.USER: 0.35, Role.ANSWER: 1.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +40,17 @@ class Recipe:
     weight_decay: float = 0.05
     betas: tuple[float, float] = (0.9, 0.98)
     clip_norm: float = 1.0
-    batch_tokens: int = 1792
+    batch_tokens: int = 2048
     seed: int = 0
 
     def __post_init__(self) -> None:
         if (self.max_steps is None) == (self.max_seconds is None):
             raise ValueError("exactly one of max_steps and max_seconds must be set")
+
+    @property
+    def budget(self) -> str:
+        """For people to read."""
+        return f"{self.max_steps:,} steps" if self.max_seconds is None else f"{self.max_seconds / 60:g} minutes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,15 +78,43 @@ def rate_factor(share: float, warmup: float) -> float:
     return 0.5 * (1.0 + math.cos(math.pi * (share - warmup) / (1.0 - warmup)))
 
 
-def batch_loss(ssm: Any, batch: Batch, to_draft: Tensor, tail_outside: float) -> Tensor:
-    """The weighted mean of the coarse KL over the batch; the head runs only where a law is known."""
-    states = ssm.model(input_ids=batch.tokens, use_cache=False).last_hidden_state
-    seen = batch.seen
-    law = coarse_law(batch.top_ids[seen], batch.top_logprobs[seen], to_draft, tail_outside)
-    by_role = torch.tensor([ROLE_WEIGHTS[role] for role in Role], device=states.device)
-    weights = by_role[batch.roles[seen].long()]
-    divergence = coarse_kl(ssm.lm_head(states[seen]), law)
-    return (divergence * weights).sum() / weights.sum().clamp(min=1e-6)
+def batch_loss(ssm: Any, batch: Batch, to_draft: Tensor, tail_outside: float, chance: torch.Generator) -> Tensor:
+    """The mean of the coarse KL over positions drawn by `chance`, each with the weight of its role as its probability.
+
+    Drawing rather than weighting, because the head is most of the work. A drawn position counts once at the depth that
+    drafting uses most (1 where there are feature maps, else 0) and, where there are more depths, once at another one.
+    """
+    head: DepthHead = ssm.lm_head
+    with torch.autocast(batch.tokens.device.type, torch.bfloat16, enabled=has_fast_bfloat16(batch.tokens.device)):
+        states = ssm.model(input_ids=batch.tokens, use_cache=False).last_hidden_state
+        guesses, places = guesses_by_depth(head, states, batch, chance)
+        logits = head.read(guesses)
+    law = coarse_law(
+        batch.top_ids.flatten(0, 1)[places], batch.top_logprobs.flatten(0, 1)[places], to_draft, tail_outside
+    )
+    return coarse_kl(logits, law).sum() / max(len(places), 1)
+
+
+def guesses_by_depth(head: DepthHead, states: Tensor, batch: Batch, chance: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Guesses [N, H] at the depths that count in this step, and the flat positions int64 [N] that they are for."""
+    by_role = torch.tensor([ROLE_WEIGHTS[role] for role in Role])
+    drawn = torch.rand(batch.roles.numel(), generator=chance) < by_role[batch.roles.flatten().cpu().long()]
+    counted = (batch.seen & batch.kept).flatten() & drawn.to(batch.roles.device)
+    flat = states.flatten(0, 1)
+    chosen = torch.randint(head.num_depths + 1, counted.shape, generator=chance).to(counted.device)
+    main = min(head.num_depths, 1)
+    guesses, places = [], []
+    for depth in range(head.num_depths + 1):
+        wanted = counted if depth == main else counted & (chosen == depth)
+        features: Tensor | None = None
+        if depth:
+            before, known = batch.features_before(depth)
+            wanted = wanted & known.flatten()
+            features = before.flatten(0, 1)[wanted].to(flat.dtype)
+        place = wanted.nonzero().flatten()
+        guesses.append(head.guess(flat[place], features, depth))
+        places.append(place)
+    return torch.cat(guesses), torch.cat(places)
 
 
 def choose_trained(ssm: Any, *, tables: bool) -> None:
@@ -88,8 +122,7 @@ def choose_trained(ssm: Any, *, tables: bool) -> None:
 
     The two tables are two thirds of the weights, and with under a few million tokens they mostly memorise.
     """
-    if tables:
-        free_tables(ssm)
+    ssm.lm_head.rows.requires_grad_(tables)
     ssm.model.embed_tokens.weight.requires_grad_(tables)
 
 
@@ -113,6 +146,7 @@ class Distillation:
     documents: Sequence[Document]
     vocabulary: DraftVocabulary
     tail_outside: float
+    kept: KeptPositions | None = None  # None: every position counts
     progress: Progress = Progress()
 
     @property
@@ -126,12 +160,13 @@ class Distillation:
         device = next(self.ssm.parameters()).device
         numbers, is_last = self._batch_numbers(at.epoch, at.batch)
         to_draft = self.vocabulary.to_draft()
-        batch = collate([self.documents[number] for number in numbers], to_draft).to(device)
+        batch = collate([self.documents[number] for number in numbers], to_draft, self.kept).to(device)
+        chance = torch.Generator().manual_seed(hash((self.recipe.seed, at.epoch, at.batch)) % 2**62)
         factor = rate_factor(at.used_share(self.recipe), self.recipe.warmup_share)
         for group in self.optimizer.param_groups:
             group["lr"] = self.recipe.learning_rate * factor
         self.ssm.train()
-        loss = batch_loss(self.ssm, batch, to_draft.to(device), self.tail_outside)
+        loss = batch_loss(self.ssm, batch, to_draft.to(device), self.tail_outside, chance)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.ssm.parameters(), self.recipe.clip_norm)
         self.optimizer.step()

@@ -60,7 +60,7 @@ def load_target_model(target: Target, device: torch.device, *, pack: bool, in_bu
     bfloat16 on a GPU and, `in_bulk` (many rows a step), on a CPU with bfloat16 tiles; else packed fp16 layers on a CPU
     that has them; else float32.
     """
-    use_bfloat16 = device.type == "cuda" or (in_bulk and has_bfloat16_tiles())
+    use_bfloat16 = device.type == "cuda" or (in_bulk and has_fast_bfloat16(device))
     dtype = torch.bfloat16 if use_bfloat16 else torch.float32
     model = transformers.AutoModelForCausalLM.from_pretrained(target.folder, dtype=dtype)
     model.requires_grad_(False).eval().to(device)
@@ -69,9 +69,10 @@ def load_target_model(target: Target, device: torch.device, *, pack: bool, in_bu
     return model
 
 
-def has_bfloat16_tiles() -> bool:
-    """Whether this CPU multiplies bfloat16 matrices in hardware tiles (AMX): five times float32's speed at 64 rows."""
-    return bool(torch.cpu._is_amx_tile_supported())
+def has_fast_bfloat16(device: torch.device) -> bool:
+    """Whether large bfloat16 products are much faster there: on GPUs, and on CPUs with hardware tiles (AMX), where
+    they run at five times float32's speed."""
+    return device.type == "cuda" or bool(torch.cpu._is_amx_tile_supported())
 
 
 def build_llama(

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -48,17 +49,42 @@ def coarse_law(top_ids: Tensor, top_logprobs: Tensor, to_draft: Tensor, tail_out
 
 
 def coarse_kl(logits: Tensor, law: CoarseLaw) -> Tensor:
-    """KL divergence in nats, float32 [N]; logits are the SSM's, float32 [N, V], the last class being "other"."""
-    total = logits.logsumexp(-1)
-    listed = logits.gather(-1, law.ids) - total[:, None]
-    other = logits[:, -1] - total
-    is_listed = law.listed > 0
-    taken = (listed.exp() * is_listed).sum(-1) + other.exp()
-    rest = (1.0 - taken).clamp(min=FLOOR).log()
-    cross = (law.listed * listed).sum(-1) + law.other * other + law.rest * rest
+    """KL divergence in nats, float32 [N]; logits are the SSM's, [N, V], the last class being "other"."""
     entropy = torch.xlogy(law.listed, law.listed).sum(-1)
     entropy = entropy + torch.xlogy(law.other, law.other) + torch.xlogy(law.rest, law.rest)
-    return entropy - cross
+    divergence: Tensor = _CrossEntropy.apply(logits, law.ids, law.listed, law.other, law.rest)
+    return entropy + divergence
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """-sum of (target's class probability) * log(SSM's class probability), float32 [N].
+
+    With p the SSM's law, T the listed tokens and "other", t their mass and r the target's rest, the gradient is
+    p * (1 - r / (1 - t)) - (target's law on T) + r / (1 - t) * p on T: one pass over the vocabulary, where automatic
+    differentiation makes four.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, ids: Tensor, listed: Tensor, other: Tensor, rest: Tensor) -> Tensor:
+        log_norm = logits.float().logsumexp(-1)
+        chosen = logits.gather(-1, ids).float() - log_norm[:, None]
+        log_other = logits[:, -1].float() - log_norm
+        taken = (chosen.exp() * (listed > 0)).sum(-1) + log_other.exp()
+        left = (1.0 - taken).clamp(min=FLOOR)
+        ctx.save_for_backward(logits, log_norm, ids, listed, other, rest, left)
+        return -((listed * chosen).sum(-1) + other * log_other + rest * left.log())
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        logits, log_norm, ids, listed, other, rest, left = ctx.saved_tensors
+        law = (logits.float() - log_norm[:, None]).exp_()
+        share = rest / left
+        on_listed = share[:, None] * law.gather(-1, ids) * (listed > 0) - listed
+        on_other = share * law[:, -1] - other
+        gradient = law.mul_((1.0 - share)[:, None].to(law.dtype))
+        gradient.scatter_add_(-1, ids, on_listed)
+        gradient[:, -1] += on_other
+        return (gradient.mul_(upstream[:, None]).to(logits.dtype), None, None, None, None)
 
 
 def tail_share_outside(documents: Iterable[Document], to_draft: Tensor) -> float:

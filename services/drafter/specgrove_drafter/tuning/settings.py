@@ -16,6 +16,15 @@ from specgrove_drafter.tuning.errors import SettingsError
 
 
 @dataclass(frozen=True, slots=True)
+class SsmShape:
+    """One SSM of the pool."""
+
+    num_layers: int
+    num_depths: int  # draft depths with feature maps; 0 = reads its own states only
+    distil_minutes: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """One tuning run."""
 
@@ -30,15 +39,19 @@ class Settings:
     slots: int
     document_tokens: int
     feature_layers: str
-    layers: int
+    writers: int
+    layers: tuple[int, ...]
+    depths: tuple[int, ...]
+    covered_top: int
     draft_vocab_size: int
     fit_tokens: int
     ridge: float
-    distil_minutes: float | None
+    distil_minutes: tuple[float, ...] | None
     distil_steps: int | None
     learning_rate: float
     batch_tokens: int
     train_tables: bool
+    stored: str
     threads: int
     device: str
     seed: int
@@ -75,13 +88,45 @@ class Settings:
             ),
             (not _is_device(self.device), f"--device: {self.device!r} is not a device of this machine"),
         ]
-        for flag in ("tokens", "slots", "layers", "fit_tokens", "batch_tokens", "threads", "eval_every"):
+        counts = ("tokens", "slots", "writers", "covered_top", "fit_tokens", "batch_tokens", "threads", "eval_every")
+        for flag in counts:
             value = getattr(self, flag)
             checks.append((value < 1, f"--{flag.replace('_', '-')}: must be at least 1, not {value}"))
-        for flag in ("distil_minutes", "distil_steps"):
-            value = getattr(self, flag)
-            checks.append((value is not None and value < 0, f"--{flag.replace('_', '-')}: must not be negative"))
-        return checks
+        return checks + self._pool_checks()
+
+    def _pool_checks(self) -> list[tuple[bool, str]]:
+        num_ssms, minutes = len(self.layers), self.distil_minutes
+        return [
+            (min(self.layers) < 1, f"--layers: must be at least 1, not {min(self.layers)}"),
+            (min(self.depths) < 0, f"--depths: must not be negative, not {min(self.depths)}"),
+            (
+                len(self.depths) not in (1, num_ssms),
+                f"--depths: give one number, or one for each of the {num_ssms} SSMs",
+            ),
+            (
+                minutes is not None and len(minutes) not in (1, num_ssms),
+                f"--distil-minutes: give one number, or one for each of the {num_ssms} SSMs",
+            ),
+            (minutes is not None and min(minutes) < 0, "--distil-minutes: must not be negative"),
+            (self.distil_steps is not None and self.distil_steps < 0, "--distil-steps: must not be negative"),
+            (
+                self.writers > 1 and self.device != "cpu",
+                "--writers: several writers share a CPU; on a GPU raise --slots",
+            ),
+        ]
+
+    @property
+    def shapes(self) -> tuple[SsmShape, ...]:
+        """The SSMs of the pool, in the order they are tuned."""
+        num_ssms = len(self.layers)
+        depths = self.depths * num_ssms if len(self.depths) == 1 else self.depths
+        minutes: tuple[float | None, ...] = self.distil_minutes or (None,)
+        minutes = minutes * num_ssms if len(minutes) == 1 else minutes
+        return tuple(SsmShape(*shape) for shape in zip(self.layers, depths, minutes, strict=True))
+
+    def folder_of(self, number: int) -> Path:
+        """Where SSM `number`, from 1, goes: `--out` itself when it is the only one."""
+        return self.out if len(self.layers) == 1 else self.out.with_name(f"{self.out.name}-{number}")
 
     def feature_layers_of(self, config: Any) -> tuple[int, ...]:
         """The inner layers to keep for a target with this `transformers` config; raises SettingsError."""
@@ -100,21 +145,15 @@ class Settings:
             if value is not None:
                 words += [flag, value.name]
         shown = ["eval_every"] if self.eval_prompts is not None else []
-        shown += [
-            "tokens",
-            "slots",
-            "document_tokens",
-            "feature_layers",
-            "layers",
-            "draft_vocab_size",
-            "fit_tokens",
-            "ridge",
-        ]
-        shown += ["distil_minutes", "distil_steps", "learning_rate", "batch_tokens", "seed"]
+        shown += ["tokens", "slots", "writers", "document_tokens", "feature_layers", "layers", "depths"]
+        shown += ["covered_top"] if len(self.layers) > 1 else []
+        shown += ["draft_vocab_size", "fit_tokens", "ridge"]
+        shown += ["distil_minutes", "distil_steps", "learning_rate", "batch_tokens", "stored", "seed"]
         for name in shown:
             value = getattr(self, name)
             if value is not None:
-                words += [f"--{name.replace('_', '-')}", str(value)]
+                text = ",".join(f"{part:g}" for part in value) if isinstance(value, tuple) else str(value)
+                words += [f"--{name.replace('_', '-')}", text]
         words += ["--train-tables"] if self.train_tables else []
         return " ".join([*words, "--work-dir", self.work_dir.name, "--out", self.out.name])
 
@@ -125,6 +164,14 @@ def _is_device(name: str) -> bool:
     except RuntimeError:
         return False
     return device.type == "cpu" or (device.type == "cuda" and torch.cuda.is_available())
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    return tuple(int(word) for word in text.split(","))
+
+
+def _amounts(text: str) -> tuple[float, ...]:
+    return tuple(float(word) for word in text.split(","))
 
 
 def read_settings(arguments: Sequence[str]) -> Settings:
@@ -151,15 +198,40 @@ def read_settings(arguments: Sequence[str]) -> Settings:
         help="inner layers whose states are kept beside the final ones, like 10,20; auto: a third and two thirds of "
         "the way up; none: no features (default auto)",
     )
-    add("--layers", type=int, default=2, help="layers of the SSM (default 2)")
+    add("--writers", type=int, default=1, help="processes that write text side by side on a CPU (default 1)")
+    add("--layers", type=_counts, default=(2,), help="layers of the SSM; 2,1 makes a pool of two SSMs (default 2)")
+    add(
+        "--depths",
+        type=_counts,
+        default=(4,),
+        help="draft depths with feature maps, one number or one for each SSM; 0: no features (default 4)",
+    )
+    add(
+        "--covered-top",
+        type=int,
+        default=1,
+        help="in a pool: positions where the target's choice is among an SSM's first n are dropped for the next "
+        "(default 1)",
+    )
     add("--draft-vocab-size", type=int, default=8192, help="the SSM's vocabulary, 'other' included (default 8192)")
     add("--fit-tokens", type=int, default=131_072, help="how many tokens the closed-form fit reads (default 131072)")
     add("--ridge", type=float, default=1e-3, help="strength of the fit's ridge, relative (default 1e-3)")
-    add("--distil-minutes", type=float, help="time for distillation (default 30 when no steps are given; 0 skips it)")
+    add(
+        "--distil-minutes",
+        type=_amounts,
+        help="time for distillation, one number or one for each SSM (default 30 when no steps are given; 0 skips it)",
+    )
     add("--distil-steps", type=int, help="optimizer steps for distillation instead of a time")
     add("--learning-rate", type=float, default=6e-4, help="peak learning rate (default 6e-4)")
-    add("--batch-tokens", type=int, default=1792, help="tokens in one optimizer step (default 1792)")
+    add("--batch-tokens", type=int, default=2048, help="tokens in one optimizer step (default 2048)")
     add("--train-tables", action="store_true", help="train embedding and head rows too: for millions of tokens")
+    add(
+        "--stored",
+        choices=("float16", "int8"),
+        default="float16",
+        help="how weights are written: float16 loads anywhere, int8 (a scale a row) is half as large and loads in "
+        "specgrove (default float16)",
+    )
     add("--threads", type=int, default=torch.get_num_threads(), help="CPU threads (default: torch's choice)")
     add("--device", default="cpu", help="cpu, cuda or cuda:N (default cpu)")
     add("--seed", type=int, default=0, help="seed of prompts, sampling and batch order (default 0)")
@@ -167,6 +239,6 @@ def read_settings(arguments: Sequence[str]) -> Settings:
     add("--licence", default="apache-2.0", help="the target's licence, for the card (default apache-2.0)")
     values = vars(parser.parse_args(arguments))
     if values["distil_minutes"] is None and values["distil_steps"] is None:
-        values["distil_minutes"] = 30.0
+        values["distil_minutes"] = (30.0,)
     values["name"] = values["name"] or Path(values["target"]).name
     return Settings(**{field.name: values[field.name] for field in fields(Settings)})

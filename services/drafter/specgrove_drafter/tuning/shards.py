@@ -7,7 +7,7 @@
         top_ids        int32  [T, 16]      the target's likeliest next tokens, likeliest first
         top_logprobs   float16 [T, 16]     their log-probabilities at temperature 1
         states         float16 [T, hidden] the target's final normalised states, the ridge fit's goal
-        features       float16 [T, F]      its states after the chosen inner layers, each scaled to a root mean square of 1
+        features       float16 [T, F]      its states after inner layers, each scaled to a root mean square of 1
 
 A shard is written beside and renamed, so a file that exists is whole.
 """
@@ -20,6 +20,7 @@ from enum import IntEnum
 from pathlib import Path
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -84,6 +85,15 @@ def read_shard(folder: Path, shard: int) -> list[Document]:
     columns = [tensors[name].split(lengths) for name in _ROW_FIELDS]
     ids = tensors["document_ids"].tolist()
     return [Document(document_id, *rows) for document_id, *rows in zip(ids, *columns, strict=True)]
+
+
+def num_tokens_on_disk(folder: Path) -> int:
+    """Tokens in all finished shards; reads their headers only."""
+    total = 0
+    for shard in shards_on_disk(folder):
+        with safe_open(shard_path(folder, shard), framework="pt") as opened:
+            total += int(opened.get_slice("tokens").get_shape()[0])
+    return total
 
 
 def read_documents(folder: Path) -> Iterator[Document]:

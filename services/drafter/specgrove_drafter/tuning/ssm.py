@@ -1,9 +1,10 @@
 """The SSM before any training: the target's first layers, a trimmed embedding, and a head that is exact algebra.
 
-    tokens -> trimmed embedding -> target's layers 1..n -> RMS norm (weight 1) = x -> head
-    head = trimmed target head @ M^T,   M = argmin sum |x M - y|^2 + ridge |M|^2,   y = the target's final state
+    tokens -> trimmed embedding -> target's layers 1..n -> RMS norm (weight 1) = x -> maps -> trimmed target head
+    maps at each draft depth = argmin sum |[x, f] M - y|^2 + ridge |M|^2,   y = the target's final state
 
-so the head guesses the target's last state from an early one and reads it with the target's own head.
+so the head guesses the target's last state from an early one (and, at depth d, from the target's features d rows
+further up) and reads it with the target's own head.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specgrove_drafter.tuning.batches import Batch, in_order
-from specgrove_drafter.tuning.folded_head import FoldedHead
+from specgrove_drafter.tuning.batches import Batch, KeptPositions, in_order
+from specgrove_drafter.tuning.depth_head import DepthHead
 from specgrove_drafter.tuning.hub import build_llama
 from specgrove_drafter.tuning.shards import Document
 from specgrove_drafter.tuning.vocabulary import DraftVocabulary
@@ -57,8 +58,16 @@ def head_weight(target_model: Any) -> Tensor:
     return weight.detach().float().cpu()
 
 
-def build_ssm(target_model: Any, vocabulary: DraftVocabulary, num_layers: int, token_ids: dict[str, int | None]) -> Any:
-    """The SSM with the target's first layers and trimmed tables; its head is the target's own until it is fitted."""
+def build_ssm(
+    target_model: Any,
+    vocabulary: DraftVocabulary,
+    num_layers: int,
+    token_ids: dict[str, int | None],
+    *,
+    num_depths: int = 0,
+    num_features: int = 0,
+) -> Any:
+    """The SSM with the target's first layers and trimmed tables; its head knows nothing until it is fitted."""
     ssm = build_llama(
         target_model.config,
         num_layers=num_layers,
@@ -70,7 +79,9 @@ def build_ssm(target_model: Any, vocabulary: DraftVocabulary, num_layers: int, t
     wanted = {name: source[name].float().cpu() for name in ssm.state_dict() if name.startswith("model.layers.")}
     wanted["model.norm.weight"] = torch.ones(target_model.config.hidden_size)
     wanted["model.embed_tokens.weight"] = trim_rows(source["model.embed_tokens.weight"].float().cpu(), vocabulary)
-    wanted["lm_head.weight"] = trim_rows(head_weight(target_model), vocabulary)
+    rows = head_weight(target_model)[vocabulary.target_ids]
+    ssm.lm_head = DepthHead.blank(rows, num_depths, num_features)
+    wanted |= {f"lm_head.{name}": value for name, value in ssm.lm_head.state_dict().items()}
     ssm.load_state_dict(wanted)
     return ssm
 
@@ -87,44 +98,69 @@ def other_scores(states: Tensor, head: Tensor, outside: Tensor) -> Tensor:
     return (states @ head[outside].T).logsumexp(-1, keepdim=True)
 
 
+@torch.no_grad()
 def fit_head(
     ssm: Any,
     batches: Iterable[tuple[Batch, Sequence[Document]]],
     head: Tensor,
     vocabulary: DraftVocabulary,
     ridge: float,
-) -> NormalEquations:
-    """Give the SSM the fitted head, in place, as a `FoldedHead` so that training can go on from the map.
+) -> int:
+    """Fit the maps of the SSM's head in place, one ridge regression a depth; returns the number of rows used.
 
-    The class for all other tokens is one more output of the same regression. It is costly to evaluate (every row
-    outside), so it is fitted on every eighth position.
+    The class for all other tokens is read off the guess of depth 0. It is costly to evaluate (every row of the target's
+    head that is outside), so it is fitted on every eighth position.
     """
-    hidden = head.shape[1]
+    fitted: DepthHead = ssm.lm_head
+    hidden, num_features = head.shape[1], fitted.feature_maps.shape[1]
     outside = vocabulary.to_draft() == vocabulary.other_id
-    states_fit, other_fit = NormalEquations.empty(hidden, hidden), NormalEquations.empty(hidden, 1)
-    for inputs, states in state_pairs(ssm, batches):
-        states_fit.add(inputs, states)
+    sizes = [hidden] + [hidden + num_features] * fitted.num_depths
+    by_depth = [NormalEquations.empty(size, hidden) for size in sizes]
+    sample: list[tuple[Tensor, Tensor]] = []
+    for states, batch, documents in ssm_states(ssm, batches):
+        wanted = torch.nn.utils.rnn.pad_sequence([document.states for document in documents], batch_first=True).float()
+        counted = batch.seen & batch.kept
+        by_depth[0].add(states[counted], wanted[counted])
         if bool(outside.any()):
-            other_fit.add(inputs[::8], other_scores(states[::8], head, outside))
-    rows, fitted_map = head[vocabulary.target_ids], states_fit.solve(ridge)
-    other = other_fit.solve(ridge).T if other_fit.num_rows else (rows @ fitted_map.T).mean(0, keepdim=True)
-    ssm.lm_head = FoldedHead(rows, fitted_map, other).to(next(ssm.parameters()).device)
-    return states_fit
+            sample.append((states[counted][::8], wanted[counted][::8]))
+        for depth in range(1, fitted.num_depths + 1):
+            before, known = batch.features_before(depth)
+            both = counted & known
+            by_depth[depth].add(torch.cat([states[both], before[both].float()], dim=-1), wanted[both])
+    fitted.token_map.copy_(by_depth[0].solve(ridge))
+    for depth, equations in enumerate(by_depth[1:]):
+        maps = equations.solve(ridge)
+        fitted.state_maps[depth], fitted.feature_maps[depth] = maps[:hidden], maps[hidden:]
+    _fit_other(fitted, sample, head, outside, ridge)
+    return by_depth[0].num_rows
+
+
+def _fit_other(
+    head: DepthHead, sample: list[tuple[Tensor, Tensor]], rows: Tensor, outside: Tensor, ridge: float
+) -> None:
+    equations = NormalEquations.empty(rows.shape[1], 1)
+    token_map = head.token_map.cpu()
+    for states, wanted in sample:
+        equations.add(states @ token_map, other_scores(wanted, rows, outside))
+    if equations.num_rows:
+        head.other.copy_(equations.solve(ridge).T)
+    else:
+        head.other.copy_(head.rows.mean(0, keepdim=True))
 
 
 @torch.no_grad()
-def state_pairs(ssm: Any, batches: Iterable[tuple[Batch, Sequence[Document]]]) -> Iterator[tuple[Tensor, Tensor]]:
-    """SSM states float32 [N, hidden] beside the target's final states [N, hidden], where the latter were kept."""
+def ssm_states(
+    ssm: Any, batches: Iterable[tuple[Batch, Sequence[Document]]]
+) -> Iterator[tuple[Tensor, Batch, Sequence[Document]]]:
+    """The SSM's last states, float32 [B, L, H] on the CPU, beside each batch."""
     device = next(ssm.parameters()).device
     for batch, documents in batches:
-        inputs = ssm.model(input_ids=batch.tokens.to(device), use_cache=False).last_hidden_state.float().cpu()
-        seen = batch.seen
-        states = torch.nn.utils.rnn.pad_sequence([document.states for document in documents], batch_first=True)
-        yield inputs[seen], states[seen].float()
+        states = ssm.model(input_ids=batch.tokens.to(device), use_cache=False).last_hidden_state
+        yield states.float().cpu(), batch, documents
 
 
 def fit_batches(
-    documents: Sequence[Document], vocabulary: DraftVocabulary, max_tokens: int
+    documents: Sequence[Document], vocabulary: DraftVocabulary, max_tokens: int, kept: KeptPositions | None = None
 ) -> Iterator[tuple[Batch, list[Document]]]:
     """Batches of the first documents that hold `max_tokens` tokens together."""
     chosen, total = [], 0
@@ -133,4 +169,4 @@ def fit_batches(
             break
         chosen.append(document)
         total += len(document)
-    return in_order(chosen, vocabulary.to_draft(), 4096)
+    return in_order(chosen, vocabulary.to_draft(), 4096, kept)

@@ -1,25 +1,29 @@
-"""Stages in which the SSM comes to be: vocabulary, closed-form fit, distillation, evaluation.
+"""Stages in which one SSM of the pool comes to be: closed-form fit, distillation, evaluation.
 
-work-dir/distil.pt    the newest checkpoint of the distillation
+work-dir/distil-1.pt    the newest checkpoint of the first SSM's distillation, and so on
+work-dir/left-2.pt      the positions that the first SSM leaves to the second, and so on
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from specgrove_drafter.tuning.agreement import Agreement, measure_agreement
-from specgrove_drafter.tuning.batches import is_held_out
+from specgrove_drafter.tuning.agreement import answer_ranks, measure_agreement, summarise
+from specgrove_drafter.tuning.batches import KeptPositions, is_held_out
+from specgrove_drafter.tuning.boost import positions_left
 from specgrove_drafter.tuning.distil import Distillation, Recipe, choose_trained, make_optimizer, run
+from specgrove_drafter.tuning.errors import ResumeError
 from specgrove_drafter.tuning.hub import Target, load_target_model
 from specgrove_drafter.tuning.objective import tail_share_outside
 from specgrove_drafter.tuning.progress import say
 from specgrove_drafter.tuning.prompts import ChatFrame
-from specgrove_drafter.tuning.settings import Settings
+from specgrove_drafter.tuning.settings import Settings, SsmShape
 from specgrove_drafter.tuning.shards import Document, read_documents
 from specgrove_drafter.tuning.ssm import build_ssm, fit_batches, fit_head, head_weight
 from specgrove_drafter.tuning.vocabulary import DraftVocabulary, choose_vocabulary
@@ -44,6 +48,12 @@ class Corpus:
     def num_tokens(self) -> int:
         return self.num_train_tokens + sum(len(document) for document in self.held_out)
 
+    @property
+    def num_features(self) -> int:
+        """Numbers in a feature vector: the kept inner layers' states and the final ones'."""
+        first = self.train[0]
+        return int(first.features.shape[1] + first.states.shape[1])
+
 
 def read_corpus(settings: Settings, target: Target, shards: Path) -> Corpus:
     """Read all shards and trim the vocabulary."""
@@ -63,79 +73,149 @@ def read_corpus(settings: Settings, target: Target, shards: Path) -> Corpus:
     return corpus
 
 
-def fit(settings: Settings, target: Target, corpus: Corpus) -> Any:
-    """The SSM with its closed-form head."""
-    say("fit", f"{settings.layers} layers, ridge regression on up to {settings.fit_tokens:,} tokens")
-    model = load_target_model(target, torch.device("cpu"), pack=False)
-    to_draft = corpus.vocabulary.to_draft()
-    token_ids: dict[str, int | None] = {
-        "eos_token_id": int(to_draft[target.end_id]),
-        "bos_token_id": None,
-        "pad_token_id": None,
-    }
-    ssm = build_ssm(model, corpus.vocabulary, settings.layers, token_ids)
-    head = head_weight(model)
-    del model
-    ssm.to(settings.device)
-    equations = fit_head(
-        ssm, fit_batches(corpus.train, corpus.vocabulary, settings.fit_tokens), head, corpus.vocabulary, settings.ridge
-    )
-    agreement = measure_agreement(ssm, corpus.held_out, corpus.vocabulary)
-    say("fit", f"solved from {equations.num_rows:,} positions; held-out documents: {agreement.line()}")
-    return ssm
+@dataclass(frozen=True, slots=True)
+class SsmStages:
+    """One SSM of the pool: its number from 1, its shape, and the positions that the ones before it left."""
+
+    settings: Settings
+    target: Target
+    corpus: Corpus
+    number: int
+    shape: SsmShape
+    left: KeptPositions | None
+
+    def tune(self) -> tuple[Any, Distillation]:
+        """Fit and distil, from the checkpoint of the same run where there is one."""
+        ssm = self._build()
+        task = self._task(ssm)
+        path = self.settings.work_dir / f"distil-{self.number}.pt"
+        if path.exists():
+            task.load(path, self._stamp())
+            self._say("distil", f"continuing after step {task.progress.step:,}")
+        else:
+            self._fit(ssm)
+        self._distil(task, path)
+        return ssm, task
+
+    def leave(self, ssm: Any) -> dict[int, Tensor]:
+        """What this SSM leaves to the next one, from the file of the same run where there is one."""
+        path = self.settings.work_dir / f"left-{self.number + 1}.pt"
+        if path.exists():
+            found = torch.load(path, weights_only=True)
+            if found["stamp"] != self._stamp():
+                raise ResumeError(f"{path} belongs to other documents or settings; delete it and distil-*.pt after it")
+            return dict(found["left"])
+        top = self.settings.covered_top
+        left = positions_left(ssm, self.corpus.train, self.corpus.vocabulary, top, self.left)
+        num_left = sum(int(kept.sum()) for kept in left.values())
+        share = 100 * num_left / self.corpus.num_train_tokens
+        self._say(
+            "boost", f"leaves {num_left:,} positions ({share:.0f}%) to the next: the rest is among its first {top}"
+        )
+        torch.save({"stamp": self._stamp(), "left": left}, path)
+        return left
+
+    def _build(self) -> Any:
+        model = load_target_model(self.target, torch.device("cpu"), pack=False)
+        to_draft = self.corpus.vocabulary.to_draft()
+        token_ids: dict[str, int | None] = {
+            "eos_token_id": int(to_draft[self.target.end_id]),
+            "bos_token_id": None,
+            "pad_token_id": None,
+        }
+        ssm = build_ssm(
+            model,
+            self.corpus.vocabulary,
+            self.shape.num_layers,
+            token_ids,
+            num_depths=self.shape.num_depths,
+            num_features=self.corpus.num_features,
+        )
+        return ssm.to(self.settings.device)
+
+    def _fit(self, ssm: Any) -> None:
+        settings, corpus = self.settings, self.corpus
+        depths = f", feature maps for {self.shape.num_depths} depths" if self.shape.num_depths else ""
+        self._say(
+            "fit", f"{self.shape.num_layers} layers{depths}: ridge regression on up to {settings.fit_tokens:,} tokens"
+        )
+        head = head_weight(load_target_model(self.target, torch.device("cpu"), pack=False))
+        batches = fit_batches(corpus.train, corpus.vocabulary, settings.fit_tokens, self.left)
+        num_rows = fit_head(ssm, batches, head, corpus.vocabulary, settings.ridge)
+        self._say("fit", f"solved from {num_rows:,} positions; held out: {self._measure(ssm)}")
+
+    def _task(self, ssm: Any) -> Distillation:
+        settings = self.settings
+        minutes, steps = self.shape.distil_minutes, settings.distil_steps
+        recipe = Recipe(
+            max_steps=steps,
+            max_seconds=None if minutes is None else 60 * minutes,
+            learning_rate=settings.learning_rate,
+            batch_tokens=settings.batch_tokens,
+            seed=settings.seed + self.number - 1,
+        )
+        choose_trained(ssm, tables=settings.train_tables)
+        tail = tail_share_outside(self.corpus.train, self.corpus.vocabulary.to_draft())
+        optimizer = make_optimizer(ssm, recipe)
+        return Distillation(ssm, optimizer, recipe, self.corpus.train, self.corpus.vocabulary, tail, self.left)
+
+    def _distil(self, task: Distillation, path: Path) -> None:
+        if task.is_done:
+            return
+        recipe = task.recipe
+        self._say(
+            "distil", f"{recipe.budget}; {task.tail_outside:.3f} of the target's tail lies outside the vocabulary"
+        )
+
+        def report(loss: float) -> None:
+            at = task.progress
+            share = at.used_share(recipe)
+            rate = at.num_tokens / max(at.seconds, 1e-9)
+            left = at.seconds * (1 - share) / max(share, 1e-9) / 60
+            progress = f"step {at.step:,}, epoch {at.epoch}, KL {loss:.4f}, {rate:,.0f} tokens/s"
+            self._say("distil", f"{progress}, {left:.0f} min left")
+
+        def keep() -> None:
+            task.save(path, self._stamp())
+            self._say("distil", f"saved; held out: {self._measure(task.ssm)}")
+
+        run(task, report, keep, keep_every_s=KEEP_EVERY_S)
+
+    def _measure(self, ssm: Any) -> str:
+        return measure_agreement(ssm, self.corpus.held_out, self.corpus.vocabulary).line()
+
+    def _stamp(self) -> str:
+        """Names everything that a checkpoint of this SSM depends on."""
+        settings, corpus = self.settings, self.corpus
+        shapes = "+".join(f"{shape.num_layers}l{shape.num_depths}d" for shape in settings.shapes[: self.number])
+        made_from = (
+            settings.seed,
+            settings.train_tables,
+            shapes,
+            settings.covered_top if self.number > 1 else 0,
+            corpus.vocabulary.size,
+            len(corpus.train),
+            corpus.num_train_tokens,
+        )
+        return "/".join(map(str, (self.target.fingerprint, *made_from)))
+
+    def _say(self, stage: str, text: str) -> None:
+        say(stage, f"SSM {self.number}: {text}" if len(self.settings.shapes) > 1 else text)
 
 
-def distil(settings: Settings, target: Target, corpus: Corpus, ssm: Any) -> Distillation:
-    """Distil `ssm` in place, from a checkpoint of the same run where there is one."""
-    minutes, steps = settings.distil_minutes, settings.distil_steps
-    recipe = Recipe(
-        max_steps=steps,
-        max_seconds=None if minutes is None else 60 * minutes,
-        learning_rate=settings.learning_rate,
-        batch_tokens=settings.batch_tokens,
-        seed=settings.seed,
-    )
-    choose_trained(ssm, tables=settings.train_tables)
-    tail = tail_share_outside(corpus.train, corpus.vocabulary.to_draft())
-    task = Distillation(ssm, make_optimizer(ssm, recipe), recipe, corpus.train, corpus.vocabulary, tail)
-    made_from = (
-        settings.seed,
-        settings.train_tables,
-        settings.layers,
-        corpus.vocabulary.size,
-        len(corpus.train),
-        corpus.num_train_tokens,
-    )
-    stamp = "/".join(map(str, (target.fingerprint, *made_from)))
-    path = settings.work_dir / "distil.pt"
-    if path.exists():
-        task.load(path, stamp)
-        say("distil", f"continuing after step {task.progress.step:,}")
-    if task.is_done:
-        return task
-    budget = f"{steps:,} steps" if steps is not None else f"{minutes:g} minutes"
-    say("distil", f"{budget}; {tail:.3f} of the target's tail lies outside the vocabulary")
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """One SSM's ranks on each measured text, as `answer_ranks` gives them."""
 
-    def report(loss: float) -> None:
-        at = task.progress
-        share = at.used_share(recipe)
-        rate = at.num_tokens / max(at.seconds, 1e-9)
-        left = at.seconds * (1 - share) / max(share, 1e-9) / 60
-        say("distil", f"step {at.step:,}, epoch {at.epoch}, KL {loss:.4f}, {rate:,.0f} tokens/s, {left:.0f} min left")
-
-    def keep() -> None:
-        task.save(path, stamp)
-        say("distil", f"saved; held-out documents: {measure_agreement(ssm, corpus.held_out, corpus.vocabulary).line()}")
-
-    run(task, report, keep, keep_every_s=KEEP_EVERY_S)
-    return task
+    by_text: Mapping[str, list[Tensor]]
 
 
-def evaluate(ssm: Any, corpus: Corpus, answers: Sequence[Document]) -> dict[str, Agreement]:
-    """Agreement on held-out own text and on the answers to the evaluation prompts."""
-    measured = {"own text, held-out documents": measure_agreement(ssm, corpus.held_out, corpus.vocabulary)}
+def evaluate(ssm: Any, corpus: Corpus, answers: Sequence[Document]) -> Ranks:
+    """Ranks on held-out own text and on the answers to the evaluation prompts."""
+    texts = {"own text, held-out documents": corpus.held_out}
     if answers:
-        measured["greedy answers to evaluation prompts"] = measure_agreement(ssm, answers, corpus.vocabulary)
-    for name, agreement in measured.items():
-        say("evaluate", f"{name}: {agreement.line()}")
-    return measured
+        texts["greedy answers to evaluation prompts"] = list(answers)
+    by_text = {name: answer_ranks(ssm, documents, corpus.vocabulary) for name, documents in texts.items()}
+    for name, ranks in by_text.items():
+        say("evaluate", f"{name}: {summarise(ranks).line()}")
+    return Ranks(by_text)

@@ -35,12 +35,13 @@ from specgrove_drafter.tuning.settings import Settings
 from specgrove_drafter.tuning.shards import (
     SHARD_DOCUMENTS,
     Document,
+    num_tokens_on_disk,
     read_documents,
-    read_shard,
     shards_on_disk,
     write_shard,
 )
 from specgrove_drafter.tuning.slots import use_slot_attention
+from specgrove_drafter.tuning.writers import run_writers
 
 EVAL_TOKENS = 96
 
@@ -50,7 +51,12 @@ def claim_work_dir(settings: Settings, target: Target) -> Path:
     shards = settings.work_dir / "shards"
     shards.mkdir(parents=True, exist_ok=True)
     prompts = settings.prompts.name if settings.prompts else "written by the target"
-    wanted = {"target": target.fingerprint, "seed": settings.seed, "prompts": prompts}
+    wanted = {
+        "target": target.fingerprint,
+        "seed": settings.seed,
+        "prompts": prompts,
+        "feature_layers": list(settings.feature_layers_of(target.config)),
+    }
     record = settings.work_dir / "run.json"
     if record.exists():
         found = json.loads(record.read_text(encoding="utf-8"))
@@ -65,35 +71,52 @@ def claim_work_dir(settings: Settings, target: Target) -> Path:
 
 def generate(settings: Settings, target: Target, shards: Path) -> None:
     """Write shards until they hold `--tokens` tokens, or every prompt of `--prompts` is answered."""
-    finished = set(shards_on_disk(shards))
-    meter = Meter(settings.tokens, sum(len(d) for shard in finished for d in read_shard(shards, shard)))
-    if meter.done >= settings.tokens:
-        say("generate", f"{meter.done:,} tokens in {len(finished)} shards are there already")
+    done = num_tokens_on_disk(shards)
+    if done >= settings.tokens:
+        say("generate", f"{done:,} tokens in {len(shards_on_disk(shards))} shards are there already")
         return
     frame = ChatFrame.from_tokenizer(target.tokenizer, target.end_id)
     longest_opening = max(len(frame.opening(system)) for system in (None, *SYSTEMS))
     if 2 * longest_opening > settings.document_tokens:
         wanted = f"at least {2 * longest_opening} for this target's chat template"
         raise SettingsError([f"--document-tokens: must be {wanted}, not {settings.document_tokens}"])
+    say("generate", f"the target writes {settings.tokens:,} tokens in {settings.writers} x {settings.slots} slots")
+    if settings.writers == 1:
+        write_text(settings, target, shards, 0, Meter(settings.tokens, done))
+    else:
+        run_writers(settings, shards, Meter(settings.tokens, done))
+
+
+def write_text(settings: Settings, target: Target, shards: Path, writer: int, meter: Meter | None) -> None:
+    """Write the shards that are this writer's share (every `--writers`-th); with a meter, until it is full."""
+    finished = set(shards_on_disk(shards))
+    frame = ChatFrame.from_tokenizer(target.tokenizer, target.end_id)
     model = load_target_model(target, torch.device(settings.device), pack=True, in_bulk=True)
     use_slot_attention(model)
-    generator = Generator(
-        model, frame, settings.seed, settings.slots, settings.document_tokens, settings.feature_layers_of(target.config)
-    )
-    say("generate", f"the target writes {settings.tokens:,} tokens in {settings.slots} slots")
-    plans = (plan for plan in _plans(settings, frame) if plan.document_id // SHARD_DOCUMENTS not in finished)
+    layers = settings.feature_layers_of(target.config)
+    generator = Generator(model, frame, settings.seed, settings.slots, settings.document_tokens, layers)
+
+    def is_mine(plan: DocumentPlan) -> bool:
+        shard = plan.document_id // SHARD_DOCUMENTS
+        return shard % settings.writers == writer and shard not in finished
+
     waiting: dict[int, list[Document]] = {}
-    for document in generator.play(plans):
+    for document in generator.play(filter(is_mine, _plans(settings, frame))):
         shard = document.document_id // SHARD_DOCUMENTS
         waiting.setdefault(shard, []).append(document)
         if len(waiting[shard]) == SHARD_DOCUMENTS:
-            meter.advance(write_shard(shards, shard, waiting.pop(shard)))
-            say("generate", f"shard {shard}: {meter.describe('tokens')}")
-        if meter.done >= settings.tokens:
-            return
+            num_tokens = write_shard(shards, shard, waiting.pop(shard))
+            if meter is not None:
+                meter.advance(num_tokens)
+                say("generate", f"shard {shard}: {meter.describe('tokens')}")
+                if meter.done >= settings.tokens:
+                    return
     for shard, documents in waiting.items():  # a prompt file ended in the middle of a shard
-        meter.advance(write_shard(shards, shard, documents))
-    say("generate", f"all prompts answered: {meter.describe('tokens')}")
+        num_tokens = write_shard(shards, shard, documents)
+        if meter is not None:
+            meter.advance(num_tokens)
+    if meter is not None:
+        say("generate", f"all prompts answered: {meter.describe('tokens')}")
 
 
 def _plans(settings: Settings, frame: ChatFrame) -> Iterator[DocumentPlan]:
@@ -124,7 +147,8 @@ def answer_prompts(settings: Settings, target: Target) -> list[Document]:
     use_slot_attention(model)
     longest = max(len(plan.opening) + len(plan.forced) for plan in plans)
     slots = min(settings.slots, 8, len(plans))
-    generator = Generator(model, frame, settings.seed, slots, longest + EVAL_TOKENS + 1)
+    layers = settings.feature_layers_of(target.config)
+    generator = Generator(model, frame, settings.seed, slots, longest + EVAL_TOKENS + 1, layers)
     answers = list(generator.play(iter(plans)))
     kept.mkdir(parents=True, exist_ok=True)
     write_shard(kept, 0, answers)
