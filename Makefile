@@ -10,7 +10,7 @@ ROOTS := services/common services/drafter services/verifier services/gateway ker
 STAMP := $(VENV)/.installed-$(shell cat constraints.txt pyproject.toml | cksum | cut -d' ' -f1)
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test check format protos bench model clean
+.PHONY: help install run test check format protos bench paper model clean
 
 help: ## Say what each command does
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
@@ -44,6 +44,9 @@ protos: $(STAMP) ## Write the generated messages again from protos/
 
 bench: $(STAMP) ## Measure time per token: speculation off, chain, trees, and transformers' generate beside them
 	@PYTHONPATH=bench $(PY) -m specgrove_bench $(ARGS)
+
+paper: $(STAMP) ## Make the paper's tables for this pair: success rates, widths, rules, expansion and merge, members
+	@PYTHONPATH=bench $(PY) -m specgrove_bench.paper $(ARGS)
 
 model: $(STAMP) ## Fetch and convert the demo's target model, and print its folder
 	@$(PY) -m specgrove_local.models

@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from specgrove.errors import SpecgroveError
 from specgrove.text import Tokenizer
@@ -17,7 +16,7 @@ from specgrove_bench.options import ROOT, BenchOptions, parse_options
 from specgrove_bench.prompts import load_prompts
 from specgrove_bench.regression import regressions
 from specgrove_bench.report import Result, build_result, markdown
-from specgrove_local.models import ensure_target, shipped_ssm
+from specgrove_local.models import ensure_target, shipped_ssms
 
 
 def main(argv: Sequence[str]) -> int:
@@ -47,8 +46,8 @@ def main(argv: Sequence[str]) -> int:
 def _run(options: BenchOptions) -> Result:
     machine = Machine.of_this_run()
     target = options.model or ensure_target(ROOT / ".cache", report=_say)
-    ssm = options.ssm or (shipped_ssm() if options.model is None else None)
-    if ssm is None:
+    ssms = options.ssms or (shipped_ssms() if options.model is None else ())
+    if not ssms:
         _say("no SSM is given or shipped: drafters have prompt lookup only, chain and tree are left out")
         options = _without_ssm(options)
     prompts = load_prompts(
@@ -58,7 +57,7 @@ def _run(options: BenchOptions) -> Result:
         max_prompt_tokens=options.max_prompt_tokens,
     )
     began = time.monotonic()
-    seen = measure(options, prompts, target, Path(ssm) if ssm else None, _say)
+    seen = measure(options, prompts, target, ssms, _say)
     return build_result(machine, options, prompts, seen, time.monotonic() - began)
 
 

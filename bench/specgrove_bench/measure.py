@@ -28,13 +28,13 @@ class Measurements:
 
 
 def measure(
-    options: BenchOptions, prompts: Sequence[BenchPrompt], target: Path, ssm: Path | None, report: Report
+    options: BenchOptions, prompts: Sequence[BenchPrompt], target: Path, ssms: Sequence[Path], report: Report
 ) -> Measurements:
     """Run all modes over all prompts. The first mode and the order rotate from prompt to prompt."""
     seen = Measurements({mode: [] for mode in options.modes})
     reference = TransformersReference(target) if options.num_transformers_prompts else None
     with ExitStack() as stack:
-        systems = stack.enter_context(running_systems(options.modes, options, target, ssm, report))
+        systems = stack.enter_context(running_systems(options.modes, options, target, ssms, report))
         clients = {
             name: stack.enter_context(GatewayClient(system.gateway_grpc_address)) for name, system in systems.items()
         }

@@ -43,7 +43,7 @@ class SystemFlags:
 
     verifier: tuple[str, ...] = ()
     drafter: tuple[str, ...] = ()
-    has_ssm: bool = True
+    max_ssms: int | None = None  # None = all of the pool
 
 
 def system_flags(system: str, options: BenchOptions) -> SystemFlags:
@@ -54,9 +54,9 @@ def system_flags(system: str, options: BenchOptions) -> SystemFlags:
             text = options.chain if system == "chain" else options.tree
             expansion = ExpansionConfig.parse(text)
             shape = ("--max-nodes", str(expansion.num_draft_nodes), "--max-depth", str(expansion.max_depth))
-            return SystemFlags(("--budget", "fixed", *shape), ("--expansion", text, "--no-prompt-lookup"))
+            return SystemFlags(("--budget", "fixed", *shape), ("--expansion", text, "--no-prompt-lookup"), max_ssms=1)
         case "dynamic-fixed":
             return SystemFlags(("--budget", "fixed", *limit))
         case "lookup":
-            return SystemFlags(limit, has_ssm=False)
+            return SystemFlags(limit, max_ssms=0)
     return SystemFlags(limit)

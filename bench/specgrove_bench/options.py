@@ -10,7 +10,7 @@ from pathlib import Path
 from specgrove_bench.modes import DEFAULT_MODES, MODES
 
 ROOT = Path(__file__).parents[2]
-_SHARED_PROMPTS = ROOT.parent / "shared" / "data" / "prompts.jsonl"
+SHARED_PROMPTS = ROOT.parent / "shared" / "data" / "prompts.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class BenchOptions:
     num_transformers_prompts: int
     transformers_tokens: int
     max_nodes: int | None
-    ssm: Path | None
+    ssms: tuple[Path, ...]
     model: Path | None
     prompts: Path
     out: Path | None
@@ -46,7 +46,7 @@ def parse_options(argv: Sequence[str]) -> BenchOptions:
         default=",".join(DEFAULT_MODES),
         help=f"of {', '.join(MODES)}; off is always measured",
     )
-    add("--prompts", type=Path, default=_SHARED_PROMPTS, help="JSON lines with category and turns; own ones if missing")
+    add("--prompts", type=Path, default=SHARED_PROMPTS, help="JSON lines with category and turns; own ones if missing")
     add("--num-prompts", type=int, default=13, help="spread over the categories")
     add("--max-tokens", type=int, default=128, help="tokens of an answer at most")
     add("--max-prompt-tokens", type=int, default=512, help="longer prompts are passed over")
@@ -61,7 +61,7 @@ def parse_options(argv: Sequence[str]) -> BenchOptions:
     )
     add("--transformers-tokens", type=int, default=48, help="tokens of such an answer at most")
     add("--model", type=Path, default=None, help="target's folder; default: the demo's, fetched once")
-    add("--ssm", type=Path, default=None, help="SSM's folder; default: the shipped one")
+    add("--ssm", type=Path, nargs="+", default=(), help="folders of the SSMs; default: the shipped pool")
     add("--out", type=Path, default=None, help="JSON file to write; default: bench/results/TIME.json")
     add("--compare", type=Path, default=None, help="an earlier JSON; exit 1 when a ratio got worse than --tolerance")
     add("--tolerance", type=float, default=0.1, help="relative loss that --compare lets pass")
@@ -85,7 +85,7 @@ def parse_options(argv: Sequence[str]) -> BenchOptions:
         num_transformers_prompts=given.transformers_prompts,
         transformers_tokens=given.transformers_tokens,
         max_nodes=given.max_nodes,
-        ssm=given.ssm,
+        ssms=tuple(given.ssm),
         model=given.model,
         prompts=given.prompts,
         out=given.out,

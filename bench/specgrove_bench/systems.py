@@ -19,21 +19,20 @@ _BLOCK = 16  # tokens in a KV block
 
 @contextmanager
 def running_systems(
-    names: Sequence[str], options: BenchOptions, target: Path, ssm: Path | None, report: Report
+    names: Sequence[str], options: BenchOptions, target: Path, ssms: Sequence[Path], report: Report
 ) -> Iterator[dict[str, LocalCluster]]:
     """All systems that `names` (modes) need, by system name, started one after the other."""
     with ExitStack() as stack:
         systems: dict[str, LocalCluster] = {}
         for name in dict.fromkeys(MODES[mode].system for mode in names):
             flags = system_flags(name, options)
-            ssms = (ssm,) if ssm is not None and flags.has_ssm else ()
             report(f"starting the system '{name}'")
             systems[name] = stack.enter_context(
                 LocalCluster(
                     ClusterOptions(
                         target=target,
                         http_port=PortPicker().any_free(),
-                        ssms=ssms,
+                        ssms=tuple(ssms[: flags.max_ssms]),
                         run_dir=options.run_dir / name,
                         verifier_flags=("--kv-tokens", str(_kv_tokens(options)), *flags.verifier),
                         drafter_flags=flags.drafter,
