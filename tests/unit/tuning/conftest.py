@@ -26,8 +26,18 @@ HIDDEN, VOCABULARY = 32, 259
 
 @pytest.fixture(scope="session")
 def target_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Llama with a chat template."""
+    return write_target(tmp_path_factory.mktemp("target"), transformers.LlamaConfig, CHAT_TEMPLATE)
+
+
+@pytest.fixture(scope="session")
+def base_model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Qwen2, whose projections have biases, without a chat template."""
+    return write_target(tmp_path_factory.mktemp("base"), transformers.Qwen2Config, None)
+
+
+def write_target(folder: Path, config_class: type[Any], chat_template: str | None) -> Path:
     quiet_hub()
-    folder = tmp_path_factory.mktemp("target")
     alphabet = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
     bytes_only = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(alphabet)}, merges=[]))
     bytes_only.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -38,11 +48,11 @@ def target_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         bos_token="<|im_start|>",
         eos_token="<|im_end|>",
         pad_token="<|im_end|>",
-        chat_template=CHAT_TEMPLATE,
+        chat_template=chat_template,
     )
     tokenizer.save_pretrained(folder)
     torch.manual_seed(7)
-    config = transformers.LlamaConfig(
+    config = config_class(
         vocab_size=len(alphabet),
         hidden_size=HIDDEN,
         intermediate_size=48,
@@ -56,7 +66,7 @@ def target_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         bos_token_id=1,
         pad_token_id=2,
     )
-    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     return folder
 
 

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoTokenizer, GPT2Config
 
+from specgrove.runtime.loading import load_model
 from specgrove_drafter.tuning.__main__ import main
 from specgrove_drafter.tuning.errors import SettingsError, UnsupportedTargetError
 from specgrove_drafter.tuning.hub import load_causal_lm, open_target
@@ -32,11 +34,15 @@ def test_two_budgets_are_refused(tmp_path: Path) -> None:
         read_settings([*arguments, "--distil-steps", "3", "--distil-minutes", "1"])
 
 
-def test_other_architectures_are_refused_by_name(tmp_path: Path) -> None:
+def test_other_architectures_are_refused_by_name(target_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(UnsupportedTargetError, match="cannot open"):
         open_target(str(tmp_path / "nothing"))
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
     with pytest.raises(UnsupportedTargetError):
+        open_target(str(tmp_path))
+    AutoTokenizer.from_pretrained(target_folder).save_pretrained(tmp_path)
+    GPT2Config(vocab_size=259, n_layer=2, n_head=2, n_embd=16).save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedTargetError, match="'gpt2' model without model.embed_tokens, model.layers"):
         open_target(str(tmp_path))
 
 
@@ -103,3 +109,16 @@ def test_pools_need_as_many_numbers_as_ssms(tmp_path: Path) -> None:
     assert len(raised.value.problems) == 3
     shapes = read_settings([*arguments, "--depths", "4,0", "--distil-minutes", "20,10"]).shapes
     assert [(shape.num_layers, shape.num_depths, shape.distil_minutes) for shape in shapes] == [(2, 4, 20), (1, 0, 10)]
+
+
+def test_a_base_model_of_another_architecture_is_shrunk(base_model_folder: Path, tmp_path: Path) -> None:
+    """No chat template, and biases in its layers: both are the target's own business."""
+    out = tmp_path / "ssm"
+    arguments = ["--target", str(base_model_folder), "--out", str(out), "--work-dir", str(tmp_path / "work")]
+    arguments += ["--tokens", "2500", "--slots", "40", "--document-tokens", "150", "--draft-vocab-size", "100"]
+    assert main([*arguments, "--distil-steps", "2", "--threads", "1", "--depths", "1"]) == 0
+    ssm = load_causal_lm(out)
+    assert ssm.config.model_type == "qwen2"
+    bias = load_causal_lm(base_model_folder).model.layers[1].self_attn.q_proj.bias
+    torch.testing.assert_close(ssm.model.layers[1].self_attn.q_proj.bias, bias, atol=0.02, rtol=0.05)
+    assert load_model(out, target_vocab_size=259).draft_vocab is not None

@@ -75,7 +75,7 @@ class DepthHead(nn.Module):
 
 
 def plain_state(ssm: Any) -> dict[str, Tensor]:
-    """The SSM's weights on the CPU under the names of an ordinary Llama, its head multiplied out."""
+    """The SSM's weights on the CPU under the names of an ordinary model, its head multiplied out."""
     state = {name: value.detach().cpu() for name, value in ssm.state_dict().items() if not name.startswith("lm_head.")}
     head: DepthHead = ssm.lm_head
     return state | {"lm_head.weight": head.fold().cpu()}

@@ -27,7 +27,7 @@ class SettingsError(TuningError):
 
 
 class UnsupportedTargetError(TuningError):
-    """The target folder is missing something, or is not a Llama-like causal language model."""
+    """The target folder is missing something, or its architecture is not one that can be shrunk."""
 
 
 class ResumeError(TuningError):

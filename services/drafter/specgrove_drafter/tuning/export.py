@@ -1,6 +1,6 @@
 """The finished SSM as a folder: an ordinary Hugging Face model, and beside it what only a drafter reads.
 
-config.json                 LlamaForCausalLM, plus `draft_vocab_other_id`; with feature maps `target_feature_layers`
+config.json                 the target's architecture, `draft_vocab_other_id`, with maps `target_feature_layers`
 model.safetensors           float16; or int8 with a scale a row (`--stored int8`, see specgrove.runtime.int8_weights)
 draft_vocab.safetensors     d2t int64 [V]: target_id = draft_id + d2t[draft_id], as in EAGLE-3 checkpoints
 feature_maps.safetensors    at draft depth d the logits are head_rows @ (state_maps[d - 1], feature_maps[d - 1]) of the
@@ -35,7 +35,7 @@ from specgrove.runtime.int8_weights import (
     quantize_rows,
 )
 from specgrove_drafter.tuning.depth_head import DepthHead, plain_state
-from specgrove_drafter.tuning.hub import build_llama
+from specgrove_drafter.tuning.hub import build_small
 from specgrove_drafter.tuning.vocabulary import DraftVocabulary
 
 VOCAB_FILE = "draft_vocab.safetensors"
@@ -84,7 +84,7 @@ def half_precision_copy(ssm: Any, storage: Storage) -> Any:
     extra: dict[str, Any] = {"draft_vocab_other_id": config.draft_vocab_other_id}
     if ssm.lm_head.num_depths:
         extra |= {"target_feature_layers": list(storage.feature_layers), "target_hidden_size": config.hidden_size}
-    copy = build_llama(
+    copy = build_small(
         config, num_layers=config.num_hidden_layers, vocab_size=config.vocab_size, token_ids={}, extra=extra
     )
     copy.load_state_dict(plain_state(ssm))

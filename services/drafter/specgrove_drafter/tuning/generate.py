@@ -149,14 +149,17 @@ class Generator:
             playing.pending.clear()
             prefix = tuple(playing.tokens[:-1])
         copies = self.openings.get(prefix)
-        if copies is None:
+        if not prefix:
+            self.cache.lengths[slot] = 0
+        elif copies is None:
             self.cache.lengths[self.bench] = 0
             row = torch.tensor([prefix], device=self.cache.lengths.device)
             run_rows(self.model, self.cache, slice(self.bench, self.bench + 1), row)
             copies = self.cache.snapshot(self.bench)
             if prefix == plan.opening[:-1]:
                 self.openings[prefix] = copies
-        self.cache.restore(slot, copies)
+        if copies is not None:
+            self.cache.restore(slot, copies)
         playing.num_unseen = len(prefix)
         playing.roles = [Role.UNSEEN] * len(prefix)
         self.slots[slot] = playing

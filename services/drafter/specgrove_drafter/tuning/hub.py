@@ -18,6 +18,12 @@ from specgrove_drafter.tuning.errors import UnsupportedTargetError
 class Tokenizer(Protocol):
     """What this command asks of a tokenizer."""
 
+    @property
+    def chat_template(self) -> str | None: ...
+
+    @property
+    def bos_token_id(self) -> int | None: ...
+
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
 
     def apply_chat_template(self, conversation: list[dict[str, str]], **options: Any) -> str: ...
@@ -41,16 +47,11 @@ def open_target(folder: str) -> Target:
         tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder)
     except (OSError, ValueError, KeyError) as error:
         raise UnsupportedTargetError(f"cannot open the target {folder!r}: {error}") from error
-    if config.model_type != "llama":
-        raise UnsupportedTargetError(
-            f"the target {folder!r} is a {config.model_type!r} model; only Llama-architecture models can be shrunk"
-        )
-    if getattr(config, "attention_bias", False) or getattr(config, "mlp_bias", False):
-        raise UnsupportedTargetError(f"the target {folder!r} has biases in its layers, which the SSM would lose")
+    _check_architecture(folder, config)
     end_id = tokenizer.eos_token_id
     if end_id is None:
         raise UnsupportedTargetError(f"the tokenizer of {folder!r} names no end-of-text token")
-    described = config.to_json_string() + str(tokenizer.get_chat_template())
+    described = config.to_json_string() + str(tokenizer.chat_template)
     return Target(folder, config, tokenizer, end_id, hashlib.sha256(described.encode()).hexdigest()[:16])
 
 
@@ -75,20 +76,44 @@ def has_fast_bfloat16(device: torch.device) -> bool:
     return device.type == "cuda" or bool(torch.cpu._is_amx_tile_supported())
 
 
-def build_llama(
+def build_small(
     target_config: Any, *, num_layers: int, vocab_size: int, token_ids: dict[str, int | None], extra: dict[str, Any]
 ) -> Any:
-    """An untied float32 Llama with the target's shape but `num_layers` layers and its own small vocabulary."""
+    """An untied float32 model of the target's architecture with `num_layers` layers and its own small vocabulary."""
     settings = target_config.to_dict()
     for stale in ("architectures", "_name_or_path", "_model_name_or_path", "dtype", "torch_dtype", "unk_token_id"):
         settings.pop(stale, None)
+    # What a config lists layer by layer (kinds of attention, say) is cut to the layers that are left.
+    for name, value in settings.items():
+        if isinstance(value, list) and len(value) == target_config.num_hidden_layers:
+            settings[name] = value[:num_layers]
     settings.update(
         num_hidden_layers=num_layers, vocab_size=vocab_size, tie_word_embeddings=False, **token_ids, **extra
     )
-    config = transformers.LlamaConfig(**settings)
-    config.architectures = ["LlamaForCausalLM"]
+    config = type(target_config)(**settings)
     config.dtype = torch.float32
-    return transformers.LlamaForCausalLM(config)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    config.architectures = [type(model).__name__]
+    return model
+
+
+_PARTS = ("model.embed_tokens", "model.layers", "model.norm", "lm_head")
+
+
+def _check_architecture(folder: str, config: Any) -> None:
+    """Raises UnsupportedTargetError unless the model has its parts where this command looks for them."""
+    try:
+        with torch.device("meta"):
+            model = transformers.AutoModelForCausalLM.from_config(config)
+    except (ValueError, KeyError) as error:
+        raise UnsupportedTargetError(f"the target {folder!r} is no decoder-only language model: {error}") from error
+    present = {name for name, _ in model.named_modules()}
+    missing = [part for part in _PARTS if part not in present]
+    if missing:
+        raise UnsupportedTargetError(
+            f"the target {folder!r} is a {config.model_type!r} model without {', '.join(missing)}; only architectures "
+            "with these names can be shrunk (Llama, Mistral, Qwen, Gemma, Phi and their kin)"
+        )
 
 
 def load_causal_lm(folder: Path) -> Any:

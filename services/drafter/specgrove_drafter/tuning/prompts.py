@@ -48,7 +48,7 @@ class DocumentPlan:
 
 @dataclass(frozen=True, slots=True)
 class ChatFrame:
-    """The chat template cut into the pieces between what people say."""
+    """The chat template cut into the pieces between what people say; blank lines for a target without a template."""
 
     tokenizer: Tokenizer
     to_answer: tuple[int, ...]  # ends the user's turn, opens the answer
@@ -57,14 +57,17 @@ class ChatFrame:
 
     @classmethod
     def from_tokenizer(cls, tokenizer: Tokenizer, end_id: int) -> ChatFrame:
-        """Raises UnsupportedTargetError when the tokenizer has no chat template of alternating turns."""
+        """Raises UnsupportedTargetError when the chat template is not one of alternating turns."""
+        encode = tokenizer.encode
+        if not tokenizer.chat_template:
+            blank = tuple(encode("\n\n", add_special_tokens=False))
+            return cls(tokenizer, blank, blank, end_id)
         try:
             turns = [{"role": role, "content": _MARK} for role in ("user", "assistant", "user")]
             text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
         except Exception as error:  # templates raise whatever their author chose
             raise UnsupportedTargetError(f"the target's chat template cannot be rendered: {error}") from error
         pieces = cut_between(text, _MARK, 4)
-        encode = tokenizer.encode
         to_user = encode(pieces[2], add_special_tokens=False)
         if to_user and to_user[0] == end_id:
             to_user = to_user[1:]
@@ -72,6 +75,10 @@ class ChatFrame:
 
     def opening(self, system: str | None) -> tuple[int, ...]:
         """Everything before the user's first word; `system` None means the template's default."""
+        if not self.tokenizer.chat_template:
+            # A base model starts from its first special token, or from its last, as it was trained to.
+            first = self.tokenizer.bos_token_id
+            return (self.end_id if first is None else first,)
         turns = [{"role": "user", "content": _MARK}]
         if system is not None:
             turns.insert(0, {"role": "system", "content": system})

@@ -182,7 +182,7 @@ def read_settings(arguments: Sequence[str]) -> Settings:
         "closed-form fit starts the SSM from the target's first layers, distillation finishes it.",
     )
     add = parser.add_argument
-    add("--target", required=True, help="folder or hub id of a Llama-architecture causal language model")
+    add("--target", required=True, help="folder or hub id of a decoder-only language model")
     add("--out", required=True, type=Path, help="where the finished SSM goes; replaced as a whole if it exists")
     add("--work-dir", required=True, type=Path, help="generated text and checkpoints; needed to resume")
     add("--resume", action="store_true", help="continue in a work folder that is already in use")

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from specgrove_drafter.tuning.batches import Batch, KeptPositions, in_order
 from specgrove_drafter.tuning.depth_head import DepthHead
-from specgrove_drafter.tuning.hub import build_llama
+from specgrove_drafter.tuning.hub import build_small
 from specgrove_drafter.tuning.shards import Document
 from specgrove_drafter.tuning.vocabulary import DraftVocabulary
 
@@ -68,7 +68,7 @@ def build_ssm(
     num_features: int = 0,
 ) -> Any:
     """The SSM with the target's first layers and trimmed tables; its head knows nothing until it is fitted."""
-    ssm = build_llama(
+    ssm = build_small(
         target_model.config,
         num_layers=num_layers,
         vocab_size=vocabulary.size,
@@ -76,14 +76,31 @@ def build_ssm(
         extra={"draft_vocab_other_id": vocabulary.other_id},
     )
     source = target_model.state_dict()
-    wanted = {name: source[name].float().cpu() for name in ssm.state_dict() if name.startswith("model.layers.")}
-    wanted["model.norm.weight"] = torch.ones(target_model.config.hidden_size)
+    wanted = {
+        name: source[name].float().cpu()
+        for name, value in ssm.state_dict().items()
+        if name in source and source[name].shape == value.shape
+    }
     wanted["model.embed_tokens.weight"] = trim_rows(source["model.embed_tokens.weight"].float().cpu(), vocabulary)
+    neutral = _neutral_weight(ssm.model.norm, ssm.config.hidden_size)
+    if neutral is not None:
+        wanted["model.norm.weight"] = neutral
     rows = head_weight(target_model)[vocabulary.target_ids]
     ssm.lm_head = DepthHead.blank(rows, num_depths, num_features)
     wanted |= {f"lm_head.{name}": value for name, value in ssm.lm_head.state_dict().items()}
     ssm.load_state_dict(wanted)
     return ssm
+
+
+@torch.no_grad()
+def _neutral_weight(norm: Any, hidden_size: int) -> Tensor | None:
+    """The weight with which a norm only normalises, where it has one: 1, or 0 for those that add 1 themselves."""
+    states = torch.linspace(-1, 1, hidden_size)[None]
+    for value in (1.0, 0.0):
+        norm.weight.fill_(value)
+        if abs(float(norm(states).square().mean()) - 1.0) < 0.05:
+            return norm.weight.detach().clone()
+    return None
 
 
 def trim_rows(table: Tensor, vocabulary: DraftVocabulary) -> Tensor:
