@@ -62,9 +62,9 @@ def test_merge_keeps_a_shared_path_once_and_ors_its_members() -> None:
     left = TokenTree((1, 2, 3), (-1, 0, 1), (0, 0b01, 0b01))
     right = TokenTree((1, 4, 2, 5), (-1, 0, 0, 2), (0, 0b10, 0b10, 0b10))
     both = merge([left, right])
-    assert both.token_ids == (1, 2, 3, 4, 5)
-    assert both.parents == (-1, 0, 1, 0, 1)
-    assert both.members == (0, 0b11, 0b01, 0b10, 0b10)
+    assert both.token_ids == (1, 2, 4, 3, 5)
+    assert both.parents == (-1, 0, 0, 1, 1)
+    assert both.members == (0, 0b11, 0b10, 0b01, 0b10)
 
 
 def test_trees_under_different_roots_do_not_merge() -> None:

@@ -1,4 +1,4 @@
-"""The verification rules: how a drafted path is accepted. Torch-free; the algorithms are in `verification` and `mss`."""
+"""The verification rules: how a drafted path is accepted. Torch-free; for the algorithms see `verification`, `mss`."""
 
 from __future__ import annotations
 
@@ -11,3 +11,8 @@ class Rule(StrEnum):
     COUPLED = "coupled"  # shared noise: the same seed gives the same tokens, whatever was drafted (the default)
     MSS = "mss"  # SpecInfer's multi-step speculative sampling, algorithm 2 (VerifyStochastic)
     NAIVE = "naive"  # the target samples by itself, and a child that matches is taken (SpecInfer, section 4.3)
+
+
+def needs_child_laws(rule: Rule, temperature: float) -> bool:
+    """Whether a draft must carry the laws its children were drawn from. Greedy sessions walk greedily by any rule."""
+    return rule is Rule.MSS and temperature > 0.0

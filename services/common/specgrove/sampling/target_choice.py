@@ -43,6 +43,30 @@ def process_logits(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor
     return scores
 
 
+def target_probs(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
+    """The target's law after each row: float32 [N, V] -> float64 [N, V], each row with sum 1.
+
+    The law that `choose_tokens` draws from; `params.temperature` must be above 0.
+    """
+    return process_logits(logits, params).to(torch.float64).softmax(dim=-1)
+
+
+def suppress(
+    logits: torch.Tensor,  # float32 [N, V]
+    positions: Sequence[int],  # [N] absolute index of the token drawn after each row
+    suppressed_ids: Sequence[int],
+    suppressed_below: int,
+) -> torch.Tensor:  # float32 [N, V]
+    """Logits under which `suppressed_ids` cannot be drawn at positions below `suppressed_below` (`min_tokens`)."""
+    if not suppressed_ids or min(positions) >= suppressed_below:
+        return logits
+    rows = torch.tensor([position < suppressed_below for position in positions], device=logits.device)
+    ids = torch.tensor(list(suppressed_ids), device=logits.device)
+    logits = logits.clone()
+    logits[rows.nonzero(), ids] = _REMOVED
+    return logits
+
+
 def choose_tokens(
     logits: torch.Tensor,  # float32 [N, V]
     params: SamplingParams,
@@ -54,13 +78,9 @@ def choose_tokens(
 ) -> list[int]:  # [N]
     """The target's token after each row. Rows are independent: the same row gives the same token in any company.
 
-    `suppressed_ids` cannot be drawn at positions below `suppressed_below` (end-of-sequence under `min_tokens`).
+    `suppressed_ids` and `suppressed_below` as in `suppress`.
     """
-    if suppressed_ids and min(positions) < suppressed_below:
-        rows = torch.tensor([position < suppressed_below for position in positions], device=logits.device)
-        ids = torch.tensor(list(suppressed_ids), device=logits.device)
-        logits = logits.clone()
-        logits[rows.nonzero(), ids] = _REMOVED
+    logits = suppress(logits, positions, suppressed_ids, suppressed_below)
     if params.is_greedy:
         return logits.argmax(dim=-1).tolist()
     return (process_logits(logits, params) + noise.rows(positions)).argmax(dim=-1).tolist()

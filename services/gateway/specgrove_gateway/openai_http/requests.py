@@ -9,7 +9,8 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, Validatio
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from specgrove.errors import InvalidInput
-from specgrove.sampling.params import MAX_STOP_STRINGS, SpeculationOptions
+from specgrove.sampling.params import MAX_EXPANSION_LEVELS, MAX_STOP_STRINGS, SpeculationOptions
+from specgrove.sampling.rules import Rule
 from specgrove.text import ChatMessage
 from specgrove_gateway.generation import ChatPrompt, ClientRequest, Prompt, TextPrompt, TokenPrompt
 from specgrove_gateway.openai_http.neutral_fields import CHAT_NEUTRAL, COMPLETION_NEUTRAL, drop_neutral_fields
@@ -55,6 +56,17 @@ class SpeculationBody(_Strict):
     enabled: bool = True
     max_nodes: Count = 0
     max_depth: Count = 0
+    rule: Literal["coupled", "mss", "naive"] | None = None
+    expansion: Annotated[list[Count], Field(max_length=MAX_EXPANSION_LEVELS, fail_fast=True)] | None = None
+
+    def to_options(self) -> SpeculationOptions:
+        return SpeculationOptions(
+            self.enabled,
+            self.max_nodes,
+            self.max_depth,
+            None if self.rule is None else Rule(self.rule),
+            tuple(self.expansion or ()),
+        )
 
 
 _StopStrings = Annotated[list[str], Field(max_length=MAX_STOP_STRINGS, fail_fast=True)]
@@ -173,7 +185,6 @@ def _http_request(
             "include_obfuscation is not supported; leave it out or send false",
             field="stream_options.include_obfuscation",
         )
-    speculation = body.speculation or SpeculationBody()
     client = ClientRequest(
         prompt=prompt,
         prompt_field=prompt_field,
@@ -190,7 +201,7 @@ def _http_request(
         ignore_eos=body.ignore_eos,
         stop=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),
         stop_token_ids=tuple(body.stop_token_ids or ()),
-        speculation=SpeculationOptions(speculation.enabled, speculation.max_nodes, speculation.max_depth),
+        speculation=(body.speculation or SpeculationBody()).to_options(),
     )
     has_usage_chunk = body.stream_options is not None and bool(body.stream_options.include_usage)
     return HttpRequest(client, bool(body.stream), has_usage_chunk)
