@@ -10,7 +10,7 @@ import pytest
 from specgrove.text import Tokenizer
 from specgrove_local.cluster import LocalCluster
 from support.gateway_client import Answer, Ask, GatewayClient
-from support.live_cluster import drafting, ssm_flags
+from support.live_cluster import AHEAD_FLAGS, drafting, ssm_flags
 from support.prompts import chat_prompts
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -23,7 +23,8 @@ _NUM_ALONE = 1  # of each temperature: alone a token costs what eight cost toget
 
 DrafterFlags = Callable[[Path], tuple[str, ...]]
 _DRAFTERS: dict[str, DrafterFlags] = {
-    "drafter": lambda target: ssm_flags(),
+    "drafter": lambda target: (*ssm_flags(), "--ahead", "off"),
+    "drafter ahead": lambda target: (*ssm_flags(), *AHEAD_FLAGS),
     "random trees": lambda target: ("--no-prompt-lookup", "--random-member"),
     "draft = target": lambda target: ("--no-prompt-lookup", "--ssm", str(target), "--kv-tokens", "8192"),
 }

@@ -17,7 +17,7 @@ from specgrove_local.options import ClusterOptions
 from specgrove_local.pods import Pod
 from specgrove_local.ports import PortPicker
 from support.gateway_client import Answer, Ask, GatewayClient, LiveStream
-from support.live_cluster import DRAFTS, metric, ssm_flags
+from support.live_cluster import AHEAD_FLAGS, DRAFTS, metric, ssm_flags
 from support.waiting import wait_until
 
 pytestmark = [pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -68,7 +68,7 @@ def _attached_drafter(cluster: LocalCluster) -> Pod:
     for pod in cluster.drafters:
         if pod.process.is_running:
             return pod
-    return cluster.add_drafter(*ssm_flags(), num_expected=1)
+    return cluster.add_drafter(*ssm_flags(), *AHEAD_FLAGS, num_expected=1)
 
 
 def _stream_with_drafts(cluster: LocalCluster, client: GatewayClient, ask: Ask) -> LiveStream:

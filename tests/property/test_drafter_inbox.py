@@ -8,9 +8,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from specgrove.base_hash import EMPTY_HASH, extend_hash
 from specgrove.tree import TokenTree
-from specgrove_drafter.inbox import Answer, Decline, Draft, Inbox
+from specgrove_drafter.answers import Answer, Decline, Draft
+from specgrove_drafter.inbox import Inbox
 from specgrove_drafter.jobs import Budget, DraftJob, SessionRef
 from specgrove_drafter.mirror import Committed, Opened
+from specgrove_drafter.trees.sent_draft import SentDraft
 from support.drafter_fakes import GREEDY
 
 KEYS = st.integers(0, 3)
@@ -28,6 +30,7 @@ class InboxMachine(RuleBasedStateMachine):
         self.truth: dict[tuple[int, int], list[int]] = {}
         self.in_engine: list[DraftJob] = []
         self.engine_knows: set[SessionRef] = set()
+        self.ahead: list[SentDraft] = []
 
     @rule(stream=st.integers(0, 1), key=KEYS, tokens=TOKENS, budget=BUDGETS)
     def open(self, stream: int, key: int, tokens: list[int], budget: Budget) -> None:
@@ -63,14 +66,30 @@ class InboxMachine(RuleBasedStateMachine):
         self.streams[stream] = self.inbox.attach(self.answers.append)
         self.truth = {name: tokens for name, tokens in self.truth.items() if name[0] != stream}
 
-    @rule(max_jobs=st.integers(1, 4))
-    def take(self, max_jobs: int) -> None:
-        work = self.inbox.take(max_jobs, timeout_s=0.0)
+    @rule(max_jobs=st.integers(1, 4), with_ahead=st.booleans())
+    def take(self, max_jobs: int, with_ahead: bool) -> None:
+        work = self.inbox.take(max_jobs, timeout_s=0.0, with_ahead=with_ahead)
         assert work is not None
+        assert not (work.jobs and work.ahead)
+        assert with_ahead or not work.ahead
+        for sent in work.ahead:  # only ever under the present base
+            assert self.present_base(sent.job) == list(sent.job.token_ids[: sent.job.base_len])
+        self.ahead = list(work.ahead)
         self.engine_knows -= set(work.released)
         self.engine_knows |= {job.session for job in work.jobs}
         self.in_engine = list(work.jobs)
         assert len(work.jobs) <= max_jobs
+
+    def present_base(self, job: DraftJob) -> list[int] | None:
+        if job.session.stream_id not in self.streams:
+            return None
+        return self.truth.get((self.streams.index(job.session.stream_id), job.session.session_key))
+
+    @rule()
+    def look_ahead_again(self) -> None:
+        for sent in self.ahead:  # their bases may be gone by now
+            self.inbox.look_ahead_again(sent)
+        self.ahead = []
 
     @rule(is_behind=st.booleans(), has_tree=st.booleans())
     def finish(self, is_behind: bool, has_tree: bool) -> None:

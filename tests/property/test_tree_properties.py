@@ -80,6 +80,14 @@ def test_merge_does_not_care_for_order_grouping_or_repetition(members: list[Toke
     assert merge([merge(members[:1]), merge(members)]).paths() == paths
 
 
+@given(st.lists(trees(root=0), min_size=1, max_size=4), st.integers(0, 12))
+def test_a_merge_cut_short_has_the_first_nodes_of_every_tree(members: list[TokenTree], num_turns: int) -> None:
+    cut = merge(members).truncated(max_draft_nodes=num_turns * len(members), max_depth=24)
+    for tree in members:
+        first = {tree.token_path(node) for node in range(1, min(num_turns + 1, tree.num_nodes))}
+        assert first <= cut.paths()
+
+
 @given(trees(), st.integers(0, 30), st.integers(0, 8))
 def test_truncation_keeps_a_tree_within_its_limits(tree: TokenTree, max_nodes: int, max_depth: int) -> None:
     cut = tree.truncated(max_draft_nodes=max_nodes, max_depth=max_depth)

@@ -12,6 +12,7 @@ import pytest
 import pytest_asyncio
 
 from specgrove.proto.v1 import gateway_pb2, gateway_pb2_grpc
+from specgrove.proto.v1.generation_pb2 import SpeculationOptions
 from specgrove.rpc import AioRpcError, StatusCode, open_channel
 from specgrove.text import Tokenizer
 from support.fake_verifier import FakeVerifier
@@ -104,7 +105,13 @@ CHAT_CASES: list[tuple[dict[str, Any], str]] = [
     ({"session_id": "a b"}, "session_id"),
     ({"session_id": "x" * 200}, "session_id"),
     ({"speculation": {"max_nodes": -1}}, "speculation.max_nodes"),
-    ({"speculation": {"rule": "mss"}}, "speculation.rule"),
+    ({"speculation": {"rule": "greedy"}}, "speculation.rule"),
+    ({"speculation": {"rule": 2}}, "speculation.rule"),
+    ({"speculation": {"expansion": [0]}}, "speculation.expansion"),
+    ({"speculation": {"expansion": [65]}}, "speculation.expansion"),
+    ({"speculation": {"expansion": [1] * 65}}, "speculation.expansion"),
+    ({"speculation": {"expansion": ["x"]}}, "speculation.expansion.0"),
+    ({"speculation": {"expansion": 3}}, "speculation.expansion"),
     ({"speculation": True}, "speculation"),
     ({"tempratures": 1}, "tempratures"),
     ({"best_of": 1}, "best_of"),
@@ -278,6 +285,10 @@ GRPC_CASES: list[tuple[dict[str, Any], str]] = [
     ({"prompt": "Hi", "stop_token_ids": [9999]}, "stop_token_ids"),
     ({"prompt": "Hi", "session_id": "a b"}, "session_id"),
     ({"prompt": "Hi", "model": "gpt-4o"}, "model"),
+    # Protobuf hands on numbers that no rule has, as from a client of a later version.
+    ({"prompt": "Hi", "speculation": SpeculationOptions(rule=9)}, "speculation.rule"),  # type: ignore[arg-type]
+    ({"prompt": "Hi", "speculation": SpeculationOptions(expansion=[0])}, "speculation.expansion"),
+    ({"prompt": "Hi", "speculation": SpeculationOptions(expansion=[1] * 65)}, "speculation.expansion"),
 ]
 
 

@@ -13,6 +13,7 @@ import httpx
 import openai
 import pytest
 
+from specgrove.proto.v1 import generation_pb2
 from specgrove.text import Tokenizer
 from specgrove_gateway.openai_http import endpoints
 from specgrove_gateway.openai_http.body import json_object
@@ -126,7 +127,7 @@ async def test_request_reaches_the_verifier_as_asked(
         stop=["zzz"],
         stop_token_ids=[11],
         session_id="s-1",
-        speculation={"enabled": False, "max_nodes": 4, "max_depth": 2},
+        speculation={"enabled": False, "max_nodes": 4, "max_depth": 2, "rule": "mss", "expansion": [2, 1]},
         user="somebody",
     )
     assert response.status_code == 200
@@ -138,6 +139,8 @@ async def test_request_reaches_the_verifier_as_asked(
     assert (sent.stop.max_tokens, sent.stop.min_tokens, sent.stop.ignore_eos) == (9, 2, True)
     assert (list(sent.stop.stop_strings), list(sent.stop.stop_token_ids)) == (["zzz"], [11])
     assert (sent.speculation.disabled, sent.speculation.max_nodes, sent.speculation.max_depth) == (True, 4, 2)
+    assert sent.speculation.rule == generation_pb2.VERIFICATION_RULE_MSS
+    assert list(sent.speculation.expansion) == [2, 1]
     assert response.json()["usage"] == {"prompt_tokens": 3, "completion_tokens": 9, "total_tokens": 12}
     assert response.json()["choices"][0]["finish_reason"] == "length"
 

@@ -135,6 +135,8 @@ BAD_REQUESTS: list[tuple[dict[str, Any], StatusCode, str]] = [
     ({"stop_strings": [""]}, StatusCode.INVALID_ARGUMENT, "stop"),
     ({"stop_token_ids": [VOCAB_SIZE]}, StatusCode.INVALID_ARGUMENT, "stop_token_ids"),
     ({"model": "gpt-5"}, StatusCode.NOT_FOUND, "model"),
+    ({"rule": 7}, StatusCode.INVALID_ARGUMENT, "speculation.rule"),
+    ({"expansion": [0]}, StatusCode.INVALID_ARGUMENT, "speculation.expansion"),
 ]
 
 

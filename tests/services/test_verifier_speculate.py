@@ -13,6 +13,7 @@ import torch
 from specgrove.proto.v1 import speculation_pb2
 from specgrove.rpc import AioRpcError, StatusCode
 from specgrove.runtime.loading import LoadedModel, load_model
+from specgrove.tree import TokenTree
 from support.tiny_models import VOCAB_SIZE, write_tiny_model
 from support.tiny_verifier import (
     HeldSession,
@@ -88,6 +89,30 @@ async def test_a_knowing_drafter_saves_forwards_and_changes_no_token(verifier: T
         assert (opening.budget.max_nodes, opening.budget.max_depth) == (8, 5)
         await verifier.until(lambda: drafter.received[-1].WhichOneof("message") == "close")
         assert drafter.received[-1].close.reason == "length"
+
+
+async def test_what_a_member_contributes_is_counted_under_the_names_of_its_hello(verifier: TinyVerifier) -> None:
+    truth = await _truth(verifier)
+
+    def reply(session: HeldSession) -> DrafterMessage | None:
+        known = len(session.token_ids)
+        if not session.max_nodes or known == len(truth):
+            return None
+        tree = TokenTree((truth[known - 1], truth[known], (truth[known] + 1) % VOCAB_SIZE), (-1, 0, 0), (0, 0b01, 0b10))
+        return DrafterMessage(tree=session.tree_message(tree))
+
+    def counted(kind: str, member: str) -> float | None:
+        name = f"specgrove:spec_decode_num_{kind}_member_total"
+        return verifier.registry.get_sample_value(name, {"drafter": "scripted", "member": member})
+
+    async with drafting(verifier, reply, models=["ssm", "prompt_lookup"]):
+        answer = await verifier.generate(request_message(PROMPT, 16))
+        num_accepted = answer.last.stats.num_accepted_tokens
+        assert num_accepted > 0
+        assert counted("accepted_tokens_by", "ssm") == counted("accepted_tokens_only", "ssm") == num_accepted
+        assert counted("accepted_tokens_by", "prompt_lookup") == 0
+        assert counted("draft_tokens_by", "prompt_lookup") == counted("draft_tokens_by", "ssm") >= num_accepted
+    await verifier.until(lambda: counted("draft_tokens_by", "ssm") is None)
 
 
 async def test_eight_drafted_streams_equal_their_solo_runs(verifier: TinyVerifier) -> None:

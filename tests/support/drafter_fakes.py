@@ -12,6 +12,7 @@ from specgrove_drafter.jobs import Budget, DraftJob, SessionRef
 from specgrove_drafter.members.draft_model import Expanded, NodeRow
 from specgrove_drafter.members.member import Member, MemberDraft
 from specgrove_drafter.trees.growth import Children
+from specgrove_drafter.trees.outcomes import Path
 from specgrove_drafter.trees.proposal import BELOW_ROOT, Proposal
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -60,8 +61,27 @@ class TableModel:
     starts: int = 0
     unread: set[SessionRef] = field(default_factory=set)
     rounds: list[list[NodeRow]] = field(default_factory=list)
+    foreseen: list[list[Path]] = field(default_factory=list)
+    has_room: bool = True
     released: list[SessionRef] = field(default_factory=list)
     _paths: list[tuple[int, ...]] = field(default_factory=list)
+    _known: set[tuple[SessionRef, Path]] = field(default_factory=set)  # (session, whole base and path)
+
+    @property
+    def num_forwards(self) -> int:
+        return self.starts + len(self.rounds) + len(self.foreseen)
+
+    def law_after(self, job: DraftJob, path: Path, num_children: int) -> Children | None:
+        """The law where it was computed, by any call, or asked for at the root of a base that is read."""
+        is_known = (not path and job.session not in self.unread) or self._key(job, path) in self._known
+        return self._law((job.root_token_id, *path)[-1], num_children) if is_known else None
+
+    def foresee(self, wanted: Sequence[tuple[DraftJob, Path]], num_children: int) -> list[Children | None]:
+        if not self.has_room:
+            return [None] * len(wanted)
+        self.foreseen.append([path for _, path in wanted])
+        self._known |= {self._key(job, path) for job, path in wanted}
+        return [self.law_after(job, path, num_children) for job, path in wanted]
 
     def start(self, jobs: Sequence[DraftJob], num_children: int) -> list[Children | None]:
         self.starts += 1
@@ -74,6 +94,7 @@ class TableModel:
             above = () if node.parent_row < 0 else self._paths[node.parent_row]
             assert len(above) + 1 == node.depth
             self._paths.append((*above, node.token_id))
+            self._known.add(self._key(node.job, self._paths[-1]))
             expanded.append(Expanded(len(self._paths) - 1, self._law(node.token_id, num_children)))
         return expanded
 
@@ -82,6 +103,10 @@ class TableModel:
 
     def release(self, session: SessionRef) -> None:
         self.released.append(session)
+
+    @staticmethod
+    def _key(job: DraftJob, path: Path) -> tuple[SessionRef, Path]:
+        return job.session, (*job.token_ids[: job.base_len], *path)
 
     def _law(self, token_id: int, num_children: int) -> Children:
         full = children(self.laws.get(token_id, {}))

@@ -137,7 +137,8 @@ class Stand:
     def attach(self, *drafters: InProcessDrafter, max_sessions: int = 64) -> None:
         for drafter in drafters:
             drafter.engine = self.engine
-            self.engine.attach(Drafter(drafter.number, f"drafter-{drafter.number}", max_sessions, drafter))
+            name, layers = f"drafter-{drafter.number}", drafter.feature_layers
+            self.engine.attach(Drafter(drafter.number, name, max_sessions, drafter, feature_layers=layers))
 
     def sample(self, name: str, **labels: str) -> float:
         """The value of a metric, 0 while it has none."""
@@ -227,6 +228,7 @@ class InProcessDrafter:
     propose: Propose = lambda mirror: None
     number: int = 1
     respond: Callable[[InProcessDrafter, Mirror], None] | None = None
+    feature_layers: tuple[int, ...] = ()
     engine: Engine | None = None
     mirrors: dict[int, Mirror] = field(default_factory=dict)
     updates: list[SessionUpdate] = field(default_factory=list)

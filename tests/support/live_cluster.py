@@ -12,7 +12,7 @@ import grpc
 from specgrove.proto.v1 import verifier_pb2, verifier_pb2_grpc
 from specgrove_local import grpc_client
 from specgrove_local.cluster import LocalCluster
-from specgrove_local.models import ensure_target, shipped_ssm
+from specgrove_local.models import ensure_target, shipped_ssms
 from specgrove_local.pods import Pod
 from support.gateway_client import CHANNEL_OPTIONS
 from support.prompts import ROOT
@@ -23,6 +23,8 @@ DRAFTS = "specgrove:spec_decode_num_drafts_total"
 STEPS = "specgrove:num_steps_total"
 COMMITTED = "specgrove:generation_tokens_total"
 RUNNING = "specgrove:num_requests_running"
+# Draft ahead in all idle time, however little comes of it.
+AHEAD_FLAGS = ("--ahead", "on", "--max-ahead-share", "1")
 _METRICS_TIMEOUT_S = 5.0
 
 
@@ -33,8 +35,7 @@ def target_folder() -> Path:
 
 def ssm_flags() -> tuple[str, ...]:
     """Drafter flags: prompt lookup and the shipped SSM, or random trees while none is shipped: always some draft."""
-    ssm = shipped_ssm()
-    return ("--prompt-lookup", "--ssm", str(ssm)) if ssm is not None else ("--prompt-lookup", "--random-member")
+    return ("--prompt-lookup", "--ssm", ",".join(map(str, shipped_ssms())))
 
 
 def read_metrics(url: str) -> dict[str, float]:

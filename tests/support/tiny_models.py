@@ -144,3 +144,12 @@ def own_model(folder: Path) -> Any:
 def own_logits(model: Any, token_ids: Sequence[int]) -> torch.Tensor:  # float32 [N, V]
     """Logits after each token of one sequence, by the model's own attention."""
     return model(input_ids=torch.tensor([list(token_ids)]), use_cache=False).logits[0].float()
+
+
+@torch.inference_mode()
+def own_features(model: Any, token_ids: Sequence[int], layers: Sequence[int]) -> torch.Tensor:  # float32 [P * H]
+    """What the model itself makes of the features of a base of `token_ids`: its states at the last row but one, after
+    `layers` and after the final norm, each part with a root mean square of 1."""
+    output = model(input_ids=torch.tensor([list(token_ids)[:-1]]), use_cache=False, output_hidden_states=True)
+    parts = [output.hidden_states[place][0, -1].float() for place in (*layers, -1)]
+    return torch.cat([part / part.square().mean().sqrt() for part in parts])

@@ -40,6 +40,8 @@ def request_message(
     top_p: float = 1.0,
     seed: int = 0,
     is_speculative: bool = True,
+    rule: int = 0,
+    expansion: Sequence[int] = (),
     **stop: Any,
 ) -> verifier_pb2.VerifierGenerateRequest:
     return verifier_pb2.VerifierGenerateRequest(
@@ -50,7 +52,11 @@ def request_message(
         committed_token_ids=committed_token_ids,
         sampling=generation_pb2.SamplingParams(temperature=temperature, top_p=top_p, seed=seed),
         stop=generation_pb2.StopConditions(max_tokens=max_tokens, **{"ignore_eos": True, **stop}),
-        speculation=generation_pb2.SpeculationOptions(disabled=not is_speculative),
+        speculation=generation_pb2.SpeculationOptions(
+            disabled=not is_speculative,
+            rule=rule,  # type: ignore[arg-type]  # as protobuf hands on numbers that it does not know
+            expansion=expansion,
+        ),
         model=model,
     )
 
@@ -79,6 +85,7 @@ class TinyVerifier:
     registry: CollectorRegistry
     vocab_hash: str
     stub: verifier_pb2_grpc.VerifierServiceStub
+    address: str
 
     @property
     def num_forwards(self) -> int:
@@ -146,7 +153,7 @@ async def running_verifier(loaded: LoadedModel, **settings: Any) -> AsyncIterato
     channel = open_channel(f"127.0.0.1:{port}")
     try:
         stub = verifier_pb2_grpc.VerifierServiceStub(channel)
-        yield TinyVerifier(engine, service, registry, target.vocab_hash, stub)
+        yield TinyVerifier(engine, service, registry, target.vocab_hash, stub, f"127.0.0.1:{port}")
     finally:
         await channel.close()
         await server.stop(0.0)
@@ -161,6 +168,7 @@ class HeldSession:
     token_ids: list[int]
     max_nodes: int
     max_depth: int
+    features: bytes = b""  # of the newest base
 
     def tree_message(self, tree: TokenTree) -> speculation_pb2.TokenTree:
         base_hash = extend_hash(EMPTY_HASH, self.token_ids)
@@ -208,7 +216,11 @@ class ScriptedDrafter:
                 case "open":
                     budget = message.open.budget
                     session = HeldSession(
-                        message.open, list(message.open.token_ids), budget.max_nodes, budget.max_depth
+                        message.open,
+                        list(message.open.token_ids),
+                        budget.max_nodes,
+                        budget.max_depth,
+                        message.open.features,
                     )
                     self.sessions[message.open.session_key] = session
                     await self._reply(session)
@@ -218,6 +230,7 @@ class ScriptedDrafter:
                     held.token_ids += message.commit.token_ids
                     held.max_nodes = message.commit.budget.max_nodes
                     held.max_depth = message.commit.budget.max_depth
+                    held.features = message.commit.features
                     await self._reply(held)
                 case "close":
                     self.sessions.pop(message.close.session_key, None)

@@ -14,7 +14,7 @@ from specgrove_local.cluster import LocalCluster
 from specgrove_local.config import LocalConfig
 from specgrove_local.demo import addresses, run_demo
 from specgrove_local.errors import LocalError
-from specgrove_local.models import ensure_model, ensure_target, shipped_ssm
+from specgrove_local.models import ensure_model, ensure_target, shipped_ssms
 from specgrove_local.options import ClusterOptions
 from specgrove_local.run_dir import exclusive_run_dir
 from specgrove_local.serve import serve_until_stopped
@@ -68,16 +68,17 @@ def _cluster_options(config: LocalConfig, run_dir: Path, redis_url: str | None) 
     else:
         target = ensure_model(Path(config.model), cache_dir, report=_say)
     num_drafters = config.drafters if config.speculation else 0
-    ssm = Path(config.ssm) if config.ssm is not None else (shipped_ssm() if config.model is None else None)
+    ssms = tuple(map(Path, config.ssm)) or (shipped_ssms() if config.model is None else ())
     if num_drafters:
+        names = ", ".join(folder.name for folder in ssms)
         _say(
-            f"drafters: SSM {ssm} and prompt lookup"
-            if ssm
+            f"drafters: SSMs {names} and prompt lookup"
+            if ssms
             else "drafters: prompt lookup only (no SSM given or shipped)"
         )
     return ClusterOptions(
         target=target,
-        ssms=(ssm,) if ssm else (),
+        ssms=ssms,
         num_verifiers=config.verifiers,
         num_drafters=num_drafters,
         weights=config.weights,

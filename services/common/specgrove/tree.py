@@ -152,25 +152,25 @@ class TreeBuilder:
         self.members[node] |= members
         return node
 
-    def add_tree(self, tree: TokenTree) -> None:
-        """Merge `tree` in by path. The roots must be the same token."""
-        if tree.token_ids[ROOT] != self.token_ids[ROOT]:
-            raise InvalidInput(f"trees with roots {self.token_ids[ROOT]} and {tree.token_ids[ROOT]} do not merge")
-        place = [ROOT]
-        for node in range(1, tree.num_nodes):
-            place.append(self.add(place[tree.parents[node]], tree.token_ids[node], tree.members[node]))
-
     def build(self) -> TokenTree:
         return TokenTree(tuple(self.token_ids), tuple(self.parents), tuple(self.members))
 
 
 def merge(trees: Sequence[TokenTree]) -> TokenTree:
-    """The union of the paths of `trees` (SpecInfer, definition 3.2); nodes keep the order of first appearance."""
+    """The union of the paths of `trees` (SpecInfer, definition 3.2). The roots must be the same token.
+
+    The trees take turns, node by node: each tree has its best nodes first, and so has the union when it is cut short.
+    """
     if not trees:
         raise InvalidInput("nothing to merge: pass at least one tree")
+    if len(roots := {tree.token_ids[ROOT] for tree in trees}) > 1:
+        raise InvalidInput(f"trees with roots {sorted(roots)} do not merge")
     builder = TreeBuilder(trees[0].token_ids[ROOT])
-    for tree in trees:
-        builder.add_tree(tree)
+    places = [[ROOT] for _ in trees]  # the builder's node of each tree's node
+    for node in range(1, max(tree.num_nodes for tree in trees)):
+        for tree, place in zip(trees, places, strict=True):
+            if node < tree.num_nodes:
+                place.append(builder.add(place[tree.parents[node]], tree.token_ids[node], tree.members[node]))
     return builder.build()
 
 

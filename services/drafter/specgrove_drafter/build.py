@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -11,25 +12,33 @@ from pathlib import Path
 import torch
 
 from specgrove.errors import ModelLoadError
-from specgrove.runtime.loading import load_model
+from specgrove.features import FeatureLayout
+from specgrove.runtime.loading import LoadedModel, Weights, load_model, model_folder
 from specgrove.session import Heartbeat, Pod, PodRegistry, Redis
 from specgrove.telemetry import CollectorRegistry
 from specgrove.text import Tokenizer
+from specgrove_drafter.ahead import AheadDrafting
+from specgrove_drafter.ahead_governor import AheadGovernor, AheadMode
 from specgrove_drafter.config import DrafterConfig
 from specgrove_drafter.discovery import Discovery
 from specgrove_drafter.drafter import Drafter
 from specgrove_drafter.engine import DraftEngine
 from specgrove_drafter.ensemble import Ensemble
+from specgrove_drafter.identity import DrafterIdentity
 from specgrove_drafter.inbox import Inbox
 from specgrove_drafter.links import VerifierLinks
+from specgrove_drafter.members.feature_feed import FeatureFeed
+from specgrove_drafter.members.feature_maps import FeatureMaps, joint_layout, read_layout
 from specgrove_drafter.members.member import Member
 from specgrove_drafter.members.prompt_lookup import PromptLookupMember
 from specgrove_drafter.members.random_trees import RandomMember
 from specgrove_drafter.members.runtime_model import RuntimeDraftModel
 from specgrove_drafter.members.ssm import SsmMember
 from specgrove_drafter.metrics import DrafterMetrics
-from specgrove_drafter.service import DrafterIdentity, SpeculateClient
+from specgrove_drafter.service import SpeculateClient
+from specgrove_drafter.trees.calibration import Calibration
 from specgrove_drafter.trees.growth import policy_of
+from specgrove_drafter.trees.outcomes import OutcomeLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,19 +76,54 @@ def load_ensemble(config: DrafterConfig, target: TargetVocab, metrics: DrafterMe
     """Load every SSM (seconds each) and put the members together. Raises `ModelLoadError`."""
     torch.set_num_threads(config.threads or torch.get_num_threads())
     members: list[Member] = []
-    for name, source in zip(member_names(config), config.ssm, strict=False):
+    calibration = Calibration()
+    sent = feature_layout(config)
+    for bit, (name, folder) in enumerate(zip(member_names(config), map(model_folder, config.ssm), strict=False)):
+        loaded = load_model(folder, config.weights, config.device, target_vocab_size=target.vocab_size)
         model = RuntimeDraftModel(
-            load_model(source, weights=config.weights, device=config.device, target_vocab_size=target.vocab_size),
+            loaded,
             target_vocab_size=target.vocab_size,
             max_cached_tokens=config.kv_tokens,
             on_forward=partial(metrics.observe_forward, name),
+            feed=_load_feed(folder, loaded, sent, partial(metrics.observe_fed_rows, name)),
         )
-        members.append(SsmMember(name, model, policy_of(config.expansion, config.best_first)))
+        policy = policy_of(config.expansion, config.best_first)
+        members.append(
+            SsmMember(name, model, policy, partial(calibration.scale, bit), naive_children=config.naive_children)
+        )
     if config.prompt_lookup:
         members.append(PromptLookupMember())
     if config.random_member:
         members.append(RandomMember(target.vocab_size, config.random_member_seed))
-    return Ensemble(members)
+    return Ensemble(members, calibration)
+
+
+def build_ahead(config: DrafterConfig, ensemble: Ensemble, metrics: DrafterMetrics) -> AheadDrafting:
+    """Drafting ahead as the settings want it, with its gauges."""
+    governor = AheadGovernor(AheadMode(config.ahead), max_waste_share=config.max_ahead_share)
+    metrics.is_drafting_ahead.set_function(lambda: float(governor.is_open))
+    metrics.ahead_waste_share.set_function(lambda: governor.waste.share)
+    for bit, name in enumerate(ensemble.member_names):
+        metrics.calibration_error.labels(name).set_function(partial(ensemble.calibration.error, bit))
+    limits = OutcomeLimits(config.max_ahead_outcomes, config.min_ahead_prob)
+    return AheadDrafting(ensemble, governor, metrics, limits=limits)
+
+
+def feature_layout(config: DrafterConfig) -> FeatureLayout:
+    """What the SSMs together want to know of the target. Raises `ModelLoadError`."""
+    return joint_layout([read_layout(Path(model_folder(source))) for source in config.ssm])
+
+
+def _load_feed(
+    folder: str, loaded: LoadedModel, sent: FeatureLayout, on_fed: Callable[[int], None]
+) -> FeatureFeed | None:
+    maps = FeatureMaps.load(Path(folder))
+    if maps is None:
+        return None
+    if maps.head_rows is not None:
+        loaded.replace_head(maps.head_rows)
+    is_packed = loaded.weights == Weights.FP16_PACKED
+    return FeatureFeed(maps, sent, device=loaded.device, is_packed=is_packed, on_fed=on_fed)
 
 
 def build_drafter(
@@ -101,14 +145,18 @@ def build_drafter(
     inbox = Inbox(max_sessions=config.max_sessions, max_mirror_tokens=config.max_session_tokens)
     metrics.mirrors.set_function(inbox.num_mirrors)
     incarnation = uuid.uuid4().hex
-    identity = DrafterIdentity(pod_id, incarnation, target.vocab_hash, names, config.max_sessions)
+    identity = DrafterIdentity(
+        pod_id, incarnation, target.vocab_hash, names, config.max_sessions, feature_layout(config)
+    )
     links = VerifierLinks(SpeculateClient(identity, inbox, metrics).speculate, metrics)
     pods = None if redis is None else PodRegistry(redis)
     pod = Pod("drafter", pod_id, incarnation, address, {"members": ",".join(names)})
     return Drafter(
         ensemble=ensemble,
         inbox=inbox,
-        engine=DraftEngine(inbox, ensemble, metrics, max_batch=config.max_batch),
+        engine=DraftEngine(
+            inbox, ensemble, metrics, build_ahead(config, ensemble, metrics), max_batch=config.max_batch
+        ),
         links=links,
         discovery=Discovery(config.verifiers, pods, links),
         heartbeat=None if pods is None else Heartbeat(pods, pod),

@@ -34,6 +34,21 @@ class DrafterConfig:
     min_path_prob: float = setting(
         default=0.2, minimum=0.0, maximum=0.99, help="best-first: stop when the likeliest node to expand is below this"
     )
+    naive_children: Literal["topk", "sampled"] = setting(
+        default="topk", help="rule naive: propose the likeliest children, or draw them from the SSM's law"
+    )
+
+    # Drafting ahead
+    ahead: Literal["off", "on", "auto"] = setting(
+        default="auto", help="draft under likely outcomes while a tree is verified; auto: where it shortens a step"
+    )
+    max_ahead_outcomes: int = setting(default=8, minimum=1, maximum=64, help="outcomes drafted under, for each tree")
+    min_ahead_prob: float = setting(
+        default=0.02, minimum=0.0, maximum=1.0, help="outcomes less likely than this are not drafted under"
+    )
+    max_ahead_share: float = setting(
+        default=0.75, minimum=0.0, maximum=1.0, help="drafting ahead pauses while more of all forwards are wasted on it"
+    )
 
     # Verifiers
     verifiers: tuple[str, ...] = setting(default=(), help="verifiers to dial, host:port, comma separated")

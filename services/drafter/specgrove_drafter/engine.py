@@ -1,13 +1,21 @@
-"""The engine: the one thread that owns the SSMs. It takes what is wanted, drafts it together, hands it back."""
+"""The engine: the one thread that owns the SSMs. It takes what is wanted, drafts it together, hands it back.
+
+What is wanted always comes first: idle work (contexts to be read, drafting ahead) is taken only when there is no job,
+one forward at a time.
+"""
 
 from __future__ import annotations
 
 import logging
 import threading
 import time
+from collections.abc import Sequence
 
+from specgrove_drafter.ahead import AheadDrafting
+from specgrove_drafter.answers import Decline, Draft
 from specgrove_drafter.ensemble import Ensemble
-from specgrove_drafter.inbox import Decline, Draft, Inbox, Work
+from specgrove_drafter.inbox import Inbox, Work
+from specgrove_drafter.jobs import DraftJob
 from specgrove_drafter.metrics import DrafterMetrics
 
 _log = logging.getLogger(__name__)
@@ -16,10 +24,13 @@ _log = logging.getLogger(__name__)
 class DraftEngine:
     """Runs rounds of `take, draft, finish` until the inbox is closed; `max_batch` bounds the sessions of a round."""
 
-    def __init__(self, inbox: Inbox, ensemble: Ensemble, metrics: DrafterMetrics, *, max_batch: int) -> None:
+    def __init__(
+        self, inbox: Inbox, ensemble: Ensemble, metrics: DrafterMetrics, ahead: AheadDrafting, *, max_batch: int
+    ) -> None:
         self._inbox = inbox
         self._ensemble = ensemble
         self._metrics = metrics
+        self._ahead = ahead
         self._max_batch = max_batch
         self._thread = threading.Thread(target=self._run, name="draft-engine", daemon=True)
 
@@ -37,29 +48,43 @@ class DraftEngine:
             self._thread.join(timeout_s)
 
     def _run(self) -> None:
-        while (work := self._inbox.take(self._max_batch)) is not None:
+        while (work := self._inbox.take(self._max_batch, with_ahead=self._ahead.is_open)) is not None:
             self._round(work)
 
     def _round(self, work: Work) -> None:
         for session in work.released:
             self._ensemble.release(session)
-        if not work.jobs:
-            return
-        started_s = time.perf_counter()
+            self._ahead.forget(session)
+        for verified in work.verified:
+            self._ensemble.learn(verified)
+        if work.jobs:
+            self._draft(work.jobs)
+        elif work.ahead:
+            for sent in self._ahead.step(work.ahead):
+                self._inbox.look_ahead_again(sent)
+
+    def _draft(self, jobs: Sequence[DraftJob]) -> None:
+        started_s, num_forwards = time.perf_counter(), self._ensemble.num_forwards
+        for job in jobs:
+            self._ahead.base_arrived(job)
         try:
-            drafts = self._ensemble.draft(work.jobs)
+            drafts = self._ensemble.draft(jobs)
         except Exception:
             # Nothing is lost but these drafts: members start afresh, and the verifiers are told not to wait.
             _log.exception("a round of drafts failed")
-            for job in work.jobs:
+            for job in jobs:
                 self._ensemble.release(job.session)
                 self._inbox.finish(job, None)
             return
-        self._metrics.observe_round(len(work.jobs), time.perf_counter() - started_s)
-        for job, draft in zip(work.jobs, drafts, strict=True):
-            answer = self._inbox.finish(job, draft.tree, is_behind=draft.is_behind)
+        self._ahead.ran(self._ensemble.num_forwards - num_forwards)
+        self._metrics.observe_round(len(jobs), time.perf_counter() - started_s)
+        for job, draft in zip(jobs, drafts, strict=True):
+            answer = self._inbox.finish(
+                job, draft.tree, laws=draft.laws, is_behind=draft.is_behind, proposals=draft.proposals
+            )
             match answer:
                 case Draft():
+                    self._ahead.draft_sent(job.session)
                     self._metrics.draft_sent(answer.tree, answer.draft_s)
                 case Decline():
                     self._metrics.declined(answer.reason)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from specgrove.features import TargetFeatures
 from specgrove.sampling.params import SamplingParams
-from specgrove.sampling.rules import Rule
+from specgrove.sampling.rules import Rule, needs_child_laws
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +69,18 @@ class DraftJob:
     def is_catching_up(self) -> bool:
         """Nothing is drafted: members only bring their caches up to the base."""
         return self.budget.is_zero
+
+    @property
+    def estimate_kind(self) -> str | None:
+        """Names the sessions whose estimates of a node mean the same; None where children are drawn, not estimated."""
+        if self.sampling.is_greedy:
+            return "greedy"
+        return None if self.rule is Rule.MSS else str(self.rule)
+
+    @property
+    def needs_laws(self) -> bool:
+        """Whether the verifier wants the laws that the children were drawn from."""
+        return needs_child_laws(self.rule, self.sampling.temperature)
 
     def without_budget(self) -> DraftJob:
         return replace(self, budget=ZERO_BUDGET)

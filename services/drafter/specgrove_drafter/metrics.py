@@ -38,6 +38,15 @@ class DrafterMetrics:
         )
         self.num_forwards = Counter(f"{_PREFIX}num_forwards", "Packed SSM forwards.", ["member"], registry=registry)
         self.num_forward_rows = Counter(f"{_PREFIX}num_forward_rows", "Rows of them.", ["member"], registry=registry)
+        self.num_feature_fed_rows = Counter(
+            f"{_PREFIX}num_feature_fed_rows",
+            "Rows whose states met the target's features.",
+            ["member"],
+            registry=registry,
+        )
+        self.num_refused_features = Counter(
+            f"{_PREFIX}num_refused_features", "Features of the wrong length, ignored.", registry=registry
+        )
         self.num_proposed = Counter(
             f"{_PREFIX}num_proposed_tokens",
             "Nodes sent, by proposer and depth.",
@@ -48,6 +57,39 @@ class DrafterMetrics:
             f"{_PREFIX}num_accepted_tokens",
             "Sent nodes that the next commit took, by proposer and depth.",
             ["member", "position"],
+            registry=registry,
+        )
+        self.num_accepted_alone = Counter(
+            f"{_PREFIX}num_accepted_tokens_alone",
+            "Sent nodes that the next commit took and no other member had proposed.",
+            ["member"],
+            registry=registry,
+        )
+        self.num_ahead_guesses = Counter(
+            f"{_PREFIX}num_ahead_guesses", "Outcomes of a verification that were drafted under.", registry=registry
+        )
+        self.num_ahead_hits = Counter(
+            f"{_PREFIX}num_ahead_hits", "Bases that were one of the guesses.", registry=registry
+        )
+        self.num_ahead_forwards = Counter(
+            f"{_PREFIX}num_ahead_forwards", "SSM forwards run before their base was known.", registry=registry
+        )
+        self.num_ahead_wasted_forwards = Counter(
+            f"{_PREFIX}num_ahead_wasted_forwards", "Those for bases whose guesses were all wrong.", registry=registry
+        )
+        self.ahead_hidden_s = Counter(
+            f"{_PREFIX}ahead_hidden_seconds", "Draft time that was over when its base arrived.", registry=registry
+        )
+        self.is_drafting_ahead = Gauge(
+            f"{_PREFIX}is_drafting_ahead", "Whether idle time is spent on drafting ahead.", registry=registry
+        )
+        self.ahead_waste_share = Gauge(
+            f"{_PREFIX}ahead_waste_share", "Wasted ahead forwards among all of late.", registry=registry
+        )
+        self.calibration_error = Gauge(
+            f"{_PREFIX}calibration_error",
+            "Mean gap between estimated and observed acceptance of nodes of late.",
+            ["member"],
             registry=registry,
         )
         self.num_declined = Counter(f"{_PREFIX}num_declined", "Declines sent.", ["reason"], registry=registry)
@@ -68,6 +110,9 @@ class DrafterMetrics:
         self.num_forwards.labels(member).inc()
         self.num_forward_rows.labels(member).inc(num_rows)
 
+    def observe_fed_rows(self, member: str, num_rows: int) -> None:
+        self.num_feature_fed_rows.labels(member).inc(num_rows)
+
     def draft_sent(self, tree: TokenTree, draft_s: float) -> None:
         self.num_drafts.inc()
         self.num_draft_tokens.inc(tree.num_draft_nodes)
@@ -79,6 +124,8 @@ class DrafterMetrics:
     def nodes_accepted(self, nodes: Iterable[AcceptedNode]) -> None:
         for node in nodes:
             self._count(self.num_accepted, node.members, node.depth)
+            if node.members.bit_count() == 1 and (bit := node.members.bit_length() - 1) < len(self._member_names):
+                self.num_accepted_alone.labels(self._member_names[bit]).inc()
 
     def draft_was_stale(self) -> None:
         self.num_stale.inc()

@@ -11,6 +11,7 @@ from specgrove.sampling.params import SamplingParams
 from specgrove.sampling.rules import Rule
 from specgrove.tree import ROOT, TokenTree
 from specgrove_drafter.jobs import Budget, DraftJob, SessionRef
+from specgrove_drafter.trees.sent_draft import SentDraft
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,8 @@ class Mirror:
     expansion: tuple[int, ...] = ()
     opened_len: int = 0
     base_hash: int = EMPTY_HASH
-    sent_tree: TokenTree | None = field(default=None)  # hangs under the present base
+    sent: SentDraft | None = field(default=None)  # hangs under the present base
+    read_len: int = 0  # how much of the base the engine was given
     is_known_to_engine: bool = False
 
     def __post_init__(self) -> None:
@@ -89,10 +91,14 @@ class Mirror:
     def base_len(self) -> int:
         return len(self.token_ids)
 
+    @property
+    def sent_tree(self) -> TokenTree | None:
+        return None if self.sent is None else self.sent.tree
+
     def commit(self, committed: Committed, now_s: float) -> list[AcceptedNode]:
         """Take the new tokens in; returns which nodes of the last sent tree they confirm."""
         accepted = [] if self.sent_tree is None else _accepted_nodes(self.sent_tree, committed.token_ids)
-        self.sent_tree = None
+        self.sent = None
         self.token_ids += committed.token_ids
         self.base_hash = extend_hash(self.base_hash, committed.token_ids)
         self.budget = committed.budget

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 
-from specgrove_drafter.inbox import Answer
+from specgrove_drafter.answers import Answer
 
 
 class Outbox:

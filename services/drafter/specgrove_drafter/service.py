@@ -9,17 +9,18 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from specgrove.errors import InvalidInput, PeerUnavailable, ProtocolViolation
-from specgrove.features import TargetFeatures
+from specgrove.features import FeatureLayout, TargetFeatures
 from specgrove.proto.v1 import speculation_pb2 as pb
 from specgrove.proto.v1.verifier_pb2_grpc import VerifierServiceStub
 from specgrove.rpc import AioRpcError, Channel, error_from_rpc, open_channel
 from specgrove.sampling.rules import Rule
 from specgrove.wire import PROTOCOL_VERSION, rule_from_proto, sampling_from_proto, tree_to_proto
-from specgrove_drafter.inbox import Answer, Decline, DeclineReason, Draft, Inbox
+from specgrove_drafter.answers import Answer, Decline, DeclineReason, Draft
+from specgrove_drafter.identity import DrafterIdentity, VerifierIdentity
+from specgrove_drafter.inbox import Inbox
 from specgrove_drafter.jobs import Budget
 from specgrove_drafter.metrics import DrafterMetrics
 from specgrove_drafter.mirror import Committed, Opened
@@ -38,28 +39,6 @@ _REASONS = {
     DeclineReason.NO_CAPACITY: pb.Decline.REASON_NO_CAPACITY,
     DeclineReason.LOST_PLACE: pb.Decline.REASON_LOST_PLACE,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class DrafterIdentity:
-    """What a drafter says of itself in Hello."""
-
-    drafter_id: str
-    incarnation: str
-    vocab_hash: str
-    members: tuple[str, ...]
-    max_sessions: int
-
-
-@dataclass(frozen=True, slots=True)
-class VerifierIdentity:
-    """What a verifier says of itself in Welcome."""
-
-    verifier_id: str
-    incarnation: str
-    model: str
-    vocab_size: int
-    max_budget: Budget
 
 
 OnWelcome = Callable[[VerifierIdentity], None]
@@ -110,6 +89,7 @@ class SpeculateClient:
             vocab_hash=me.vocab_hash,
             models=me.members,
             max_sessions=me.max_sessions,
+            feature_layers=me.features.layers,
         )
         await _write(call, pb.DrafterMessage(hello=hello))
         message = await _read(call)
@@ -134,7 +114,7 @@ class SpeculateClient:
             loop.call_soon_threadsafe(outbox.put, answer)
 
         stream_id = self._inbox.attach(deliver)
-        reader = StreamReader(stream_id, verifier, self._inbox, self._metrics, outbox)
+        reader = StreamReader(stream_id, verifier, self._inbox, self._metrics, outbox, self._identity.features)
         reading = asyncio.create_task(_read_all(call, reader), name=f"commits-from-{verifier.verifier_id}")
         writing = asyncio.create_task(_write_answers(call, outbox), name=f"answers-to-{verifier.verifier_id}")
         try:
@@ -154,13 +134,20 @@ class StreamReader:
     """Takes one verifier's messages into its mirrors; refusals go to `outbox`."""
 
     def __init__(
-        self, stream_id: int, verifier: VerifierIdentity, inbox: Inbox, metrics: DrafterMetrics, outbox: Outbox
+        self,
+        stream_id: int,
+        verifier: VerifierIdentity,
+        inbox: Inbox,
+        metrics: DrafterMetrics,
+        outbox: Outbox,
+        features: FeatureLayout,
     ) -> None:
         self._stream_id = stream_id
         self._verifier = verifier
         self._inbox = inbox
         self._metrics = metrics
         self._outbox = outbox
+        self._layout = features
 
     def handle(self, message: pb.VerifierMessage) -> None:
         """Never raises because of what a message says."""
@@ -190,7 +177,7 @@ class StreamReader:
                 sampling_from_proto(message.sampling),
                 self._budget(message.budget),
                 frozenset(message.stop_token_ids),
-                _features(message.features, len(message.token_ids)),
+                self._features(message.features, len(message.token_ids)),
                 rule_from_proto(message.rule) or Rule.COUPLED,
                 tuple(message.expansion),
             )
@@ -207,7 +194,7 @@ class StreamReader:
                 message.from_len,
                 self._token_ids(message.token_ids, at_least=0),
                 self._budget(message.budget),
-                _features(message.features, message.from_len + len(message.token_ids)),
+                self._features(message.features, message.from_len + len(message.token_ids)),
             )
         except InvalidInput:
             # The mirror cannot follow any more; a fresh Open can.
@@ -237,9 +224,12 @@ class StreamReader:
         limit = self._verifier.max_budget
         return Budget(message.max_nodes, message.max_depth).capped(limit.max_nodes, limit.max_depth)
 
-
-def _features(values: bytes, base_len: int) -> TargetFeatures | None:
-    return TargetFeatures(base_len, values) if values else None
+    def _features(self, values: bytes, base_len: int) -> TargetFeatures | None:
+        if values and len(values) == self._layout.num_bytes:
+            return TargetFeatures(base_len, values)
+        if values:  # not what was asked for: drafts are made without
+            self._metrics.num_refused_features.inc()
+        return None
 
 
 async def _read(call: Any) -> pb.VerifierMessage:
@@ -284,7 +274,9 @@ async def _say_goodbye(call: Any, reading: asyncio.Task[None]) -> None:
 
 def _to_message(answer: Answer) -> pb.DrafterMessage:
     if isinstance(answer, Draft):
-        tree = tree_to_proto(answer.session_key, answer.base_len, answer.base_hash, answer.tree, answer.draft_s)
+        tree = tree_to_proto(
+            answer.session_key, answer.base_len, answer.base_hash, answer.tree, answer.draft_s, answer.laws
+        )
         return pb.DrafterMessage(tree=tree)
     return pb.DrafterMessage(
         decline=pb.Decline(

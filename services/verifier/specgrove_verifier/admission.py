@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from specgrove.errors import ContextTooLong, InvalidInput, ModelNotFound, StaleEpoch
 from specgrove.outcome import FinishReason
-from specgrove.sampling.noise import NoiseRows
+from specgrove.sampling.noise import NoiseRows, noise_stream
+from specgrove.sampling.rules import Rule, needs_child_laws
 from specgrove.text import Tokenizer
 from specgrove_verifier.generation import Generation, GenerationRequest, Listener, StepOutput
 from specgrove_verifier.mailbox import DraftMailbox
@@ -28,6 +29,7 @@ class TargetFacts:
     eos_token_ids: tuple[int, ...]
     tokenizer: Tokenizer | None
     device: str
+    rule: Rule = Rule.COUPLED  # of requests that name none
 
 
 class Epochs:
@@ -82,6 +84,7 @@ class Admission:
     def make(self, request: GenerationRequest, listener: Listener) -> tuple[Generation, StepOutput | None]:
         """A generation, and its last output if the tokens of an earlier owner have ended it already."""
         facts = self._facts
+        rule = request.speculation.rule or facts.rule
         checker = StopChecker(
             request.stop,
             eos_token_ids=facts.eos_token_ids,
@@ -91,9 +94,10 @@ class Admission:
         generation = Generation(
             next(self._keys),
             request,
+            rule=rule,
             checker=checker,
-            noise=NoiseRows(request.sampling.seed, facts.vocab_size, facts.device),
-            mailbox=DraftMailbox(facts.vocab_size),
+            noise=NoiseRows(request.sampling.seed, facts.vocab_size, facts.device, noise_stream(rule)),
+            mailbox=DraftMailbox(facts.vocab_size, needs_laws=needs_child_laws(rule, request.sampling.temperature)),
             listener=listener,
             arrived_s=time.monotonic(),
         )

@@ -11,16 +11,19 @@ from pathlib import Path
 from specgrove.runtime.forward import PackedForward, SequenceRows
 from specgrove.runtime.kv_cache import KVCache
 from specgrove.runtime.loading import LoadedModel
+from specgrove.sampling.rules import Rule
 from specgrove.telemetry import CollectorRegistry
 from specgrove.text import Tokenizer
 from specgrove_verifier.admission import Admission, TargetFacts
 from specgrove_verifier.budget import Budget, CostCurve, FixedBudget, MeasuredBudget
 from specgrove_verifier.config import VerifierConfig
 from specgrove_verifier.drafter_pool import DrafterPool
-from specgrove_verifier.engine import DraftWait, Engine
+from specgrove_verifier.engine import Engine
+from specgrove_verifier.features import FeatureSource
 from specgrove_verifier.mailbox import DraftBudget
 from specgrove_verifier.metrics import EngineMetrics
 from specgrove_verifier.scheduler import Scheduler
+from specgrove_verifier.waiting import DraftWait
 
 _log = logging.getLogger(__name__)
 _WARM_PREFIX_LEN = 128
@@ -79,6 +82,7 @@ def build_engine(
         curve = measure_curve(forward, cache)
         _log.info("cost of a step", extra={"ms_by_rows": {rows: round(1e3 * s, 1) for rows, s in curve.points.items()}})
         budget = MeasuredBudget(limits, curve)
+    metrics = EngineMetrics(registry)
     return Engine(
         forward,
         cache,
@@ -86,7 +90,8 @@ def build_engine(
         DrafterPool(config.drafters_per_session),
         budget,
         DraftWait(config.max_draft_wait_ms / 1000, config.draft_wait == "auto"),
-        EngineMetrics(registry),
+        FeatureSource(loaded, metrics),
+        metrics,
         on_broken,
     )
 
@@ -100,6 +105,7 @@ def build_admission(config: VerifierConfig, loaded: LoadedModel, target: TargetT
             eos_token_ids=tuple(token_id for token_id in target.eos_token_ids if token_id < loaded.vocab_size),
             tokenizer=target.tokenizer,
             device=config.device,
+            rule=Rule(config.rule),
         )
     )
 

@@ -32,6 +32,9 @@ class VerifierConfig:
     max_nodes: int = setting(8, minimum=0, maximum=512, help="draft nodes of a tree, root not counted; 0 = off")
     max_depth: int = setting(5, minimum=1, maximum=64, help="depth of a tree")
     budget: Literal["measured", "fixed"] = setting("measured", help="draft nodes by measured cost, or always the limit")
+    rule: Literal["coupled", "mss", "naive"] = setting(
+        "coupled", help="how drafted paths are accepted, for requests that name no rule (README)"
+    )
     drafters_per_session: int = setting(1, minimum=1, maximum=16, help="drafters that draft for one session")
     max_draft_wait_ms: float = setting(100.0, minimum=0, maximum=10_000, help="longest wait for a draft after a commit")
     draft_wait: Literal["auto", "fixed"] = setting("auto", help="wait by measured latency, or always the limit")

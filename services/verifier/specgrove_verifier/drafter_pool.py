@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from specgrove.sampling.params import SamplingParams
@@ -80,6 +80,8 @@ class Drafter:
     latency_s: float | None = None  # commit to tree, moving average
     outbox: list[SessionUpdate] = field(default_factory=list)
     full_until_s: float = 0.0  # it declined for want of room: asked again then, or when one of its sessions ends
+    feature_layers: tuple[int, ...] = ()  # of the target, whose states it wants with each commit
+    member_names: tuple[str, ...] = ()  # by bit number in a node's members
 
     @property
     def has_room(self) -> bool:
@@ -98,6 +100,9 @@ class DrafterPool:
 
     def get(self, number: int) -> Drafter | None:
         return self._drafters.get(number)
+
+    def has_stream_of(self, drafter_id: str) -> bool:
+        return any(drafter.drafter_id == drafter_id for drafter in self._drafters.values())
 
     def attach(self, drafter: Drafter) -> None:
         self._drafters[drafter.number] = drafter
@@ -137,13 +142,13 @@ class DrafterPool:
         for drafter in candidates[: max(missing, 0)]:
             drafter.sessions.add(generation.key)
             generation.drafters |= {drafter.number}
-            drafter.outbox.append(self._opening(generation, generation.mailbox.budget))
+            drafter.outbox.append(self._opening(generation, drafter, generation.mailbox.budget))
 
     def reopen(self, generation: Generation, number: int, budget: DraftBudget) -> None:
         """Send the whole session again to a drafter that lost its place."""
         drafter = self._drafters.get(number)
         if drafter is not None and number in generation.drafters:
-            drafter.outbox.append(self._opening(generation, budget))
+            drafter.outbox.append(self._opening(generation, drafter, budget))
 
     def withdraw(self, generation: Generation, number: int, reason: str) -> None:
         """Take a session from one drafter (it has no room)."""
@@ -158,7 +163,9 @@ class DrafterPool:
     def announce_commit(self, generation: Generation, from_len: int, token_ids: Sequence[int]) -> None:
         budget = generation.mailbox.budget
         for number in generation.drafters:
-            self._drafters[number].outbox.append(CommitTokens(generation.key, from_len, tuple(token_ids), budget))
+            drafter = self._drafters[number]
+            features = _features_for(drafter, generation, budget)
+            drafter.outbox.append(CommitTokens(generation.key, from_len, tuple(token_ids), budget, features))
 
     def close(self, generation: Generation, reason: str) -> None:
         for number in generation.drafters:
@@ -225,12 +232,38 @@ class DrafterPool:
         ]
         return max(known, default=None)
 
+    def feature_layers(self, generations: Iterable[Generation]) -> frozenset[int]:
+        """The layers whose states are wanted by those who draft for `generations`, or may come to while nobody does."""
+        return frozenset(
+            layer
+            for generation in generations
+            if generation.request.speculation.is_enabled
+            for number in generation.drafters or self._drafters
+            for layer in self._drafters[number].feature_layers
+        )
+
     @staticmethod
-    def _opening(generation: Generation, budget: DraftBudget) -> OpenSession:
+    def _opening(generation: Generation, drafter: Drafter, budget: DraftBudget) -> OpenSession:
         return OpenSession(
             generation.key,
             tuple(generation.tokens),
-            generation.request.sampling,
+            _sampling_to_tell(generation),
             budget,
             tuple(sorted(generation.checker.stop_token_ids)),
+            _features_for(drafter, generation, budget),
+            generation.rule,
+            generation.request.speculation.expansion,
         )
+
+
+def _sampling_to_tell(generation: Generation) -> SamplingParams:
+    """The sampling parameters, without the seed under rules whose draws no drafter may foresee."""
+    sampling = generation.request.sampling
+    return sampling if generation.rule is Rule.COUPLED else replace(sampling, seed=0)
+
+
+def _features_for(drafter: Drafter, generation: Generation, budget: DraftBudget) -> bytes:
+    """What `drafter` asked for of the newest base; nothing where it is not to draft."""
+    if generation.features is None or budget.max_nodes == 0:
+        return b""
+    return generation.features.select(drafter.feature_layers)

@@ -15,6 +15,8 @@ from specgrove.outcome import FinishReason, SpeculationStats
 from specgrove.runtime.kv_cache import CachedSequence
 from specgrove.sampling.noise import NoiseRows
 from specgrove.sampling.params import SamplingParams, SpeculationOptions, StopConditions
+from specgrove.sampling.rules import Rule
+from specgrove_verifier.features import KeptFeatures
 from specgrove_verifier.mailbox import Base, DraftMailbox
 from specgrove_verifier.stopping import StopChecker
 
@@ -59,6 +61,7 @@ class Generation:
         key: int,
         request: GenerationRequest,
         *,
+        rule: Rule = Rule.COUPLED,
         checker: StopChecker,
         noise: NoiseRows,
         mailbox: DraftMailbox,
@@ -67,6 +70,7 @@ class Generation:
     ) -> None:
         self.key = key
         self.request = request
+        self.rule = rule
         self.checker = checker
         self.noise = noise
         self.mailbox = mailbox
@@ -80,6 +84,7 @@ class Generation:
         self.first_token_s: float | None = None
         self.committed_s = arrived_s  # when the last step ended
         self.previous_base = (0, arrived_s)  # the base before this one, and when it was committed
+        self.features: KeptFeatures | None = None  # of the present base, where a drafter wants them
         self.is_first_draft = True  # its drafter may still be reading the prompt
 
     @property

@@ -8,15 +8,17 @@
                      ▼
                    take() ──▶ the merged tree, and the mailbox is empty until the next expect
 
+Under rule `mss` a draft counts only with the laws its children were drawn from, and is merged with them.
 Whatever comes in, in whatever order, however often: the worst it can do is to be dropped.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from specgrove.draft import Draft
+from specgrove.draft import ChildLaw, Draft
+from specgrove.draft_laws import LawfulTree, check_laws, merge_lawful
 from specgrove.errors import InvalidInput
 from specgrove.tree import TokenTree, merge
 
@@ -47,6 +49,7 @@ class DraftBudget:
 
 
 NO_DRAFT = DraftBudget(0, 0)
+MEMBER_BITS = 32  # of a node's members, for each drafter; as wide as on the wire
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +64,16 @@ class Base:
 class DraftMailbox:
     """Collects the drafts for one base. Drafters are named by the number of their stream."""
 
-    def __init__(self, vocab_size: int) -> None:
+    def __init__(self, vocab_size: int, *, needs_laws: bool = False) -> None:
         self._vocab_size = vocab_size
+        self._needs_laws = needs_laws
+        self._taken_laws: tuple[ChildLaw, ...] = ()
+        self._taken_from: tuple[int, ...] = ()
         self._base: Base | None = None
         self._budget = NO_DRAFT
         self._asked: frozenset[int] = frozenset()
         self._answered: set[int] = set()
-        self._trees: dict[int, TokenTree] = {}
+        self._drafts: dict[int, LawfulTree] = {}
 
     @property
     def budget(self) -> DraftBudget:
@@ -77,13 +83,23 @@ class DraftMailbox:
     def asked(self) -> frozenset[int]:
         return self._asked
 
+    @property
+    def taken_laws(self) -> tuple[ChildLaw, ...]:
+        """The laws of the tree that `take` has given out last; none unless laws are needed."""
+        return self._taken_laws
+
+    @property
+    def taken_from(self) -> tuple[int, ...]:
+        """Whose the tree is that `take` has given out last: the i-th drafter has its members' bits from bit 32 i on."""
+        return self._taken_from
+
     def expect(self, base: Base, budget: DraftBudget, drafters: frozenset[int]) -> None:
         """From now on only drafts under `base` by `drafters` count; what lies here is dropped."""
         self._base = base
         self._budget = budget
         self._asked = drafters if budget.max_nodes > 0 else frozenset()
         self._answered.clear()
-        self._trees.clear()
+        self._drafts.clear()
 
     def ask_also(self, drafters: frozenset[int]) -> None:
         """Let drafts by `drafters` count too; what lies here stays."""
@@ -109,11 +125,12 @@ class DraftMailbox:
                 max_nodes=self._budget.max_nodes,
                 max_depth=self._budget.max_depth,
             )
+            laws = self._check_laws(tree, draft)
         except InvalidInput as error:
             is_over_budget = error.field in ("max_nodes", "max_depth")
             return DraftOutcome.OVER_BUDGET if is_over_budget else DraftOutcome.MALFORMED
-        is_replacement = drafter in self._trees
-        self._trees[drafter] = tree
+        is_replacement = drafter in self._drafts
+        self._drafts[drafter] = tree, laws
         return DraftOutcome.REPLACED if is_replacement else DraftOutcome.ACCEPTED
 
     def decline(self, drafter: int, base_len: int) -> None:
@@ -131,13 +148,31 @@ class DraftMailbox:
 
     def take(self) -> TokenTree | None:
         """The merged tree within the budget, or None; the mailbox wants nothing more until `expect`."""
-        trees = [self._trees[drafter] for drafter in sorted(self._trees)]
+        self._taken_from = tuple(sorted(self._drafts))
+        drafts = [_set_apart(*self._drafts[drafter], place) for place, drafter in enumerate(self._taken_from)]
         budget = self._budget
-        self._trees.clear()
+        self._taken_laws = ()
+        self._drafts.clear()
         self._asked = frozenset()
-        if not trees:
+        if not drafts:
             return None
-        merged = trees[0]
-        if len(trees) > 1:
+        merged = drafts[0][0]
+        if self._needs_laws:
+            merged, self._taken_laws = merge_lawful(drafts, budget.max_nodes)
+        elif len(drafts) > 1:
+            trees = [tree for tree, _ in drafts]
             merged = merge(trees).truncated(max_draft_nodes=budget.max_nodes, max_depth=budget.max_depth)
         return merged if merged.num_draft_nodes else None
+
+    def _check_laws(self, tree: TokenTree, draft: Draft) -> tuple[ChildLaw, ...]:
+        """The draft's laws where they are needed (`InvalidInput` when they do not fit), none elsewhere."""
+        if not self._needs_laws:
+            return ()
+        return check_laws(tree, draft.laws, vocab_size=self._vocab_size, max_draws=self._budget.max_nodes)
+
+
+def _set_apart(tree: TokenTree, laws: tuple[ChildLaw, ...], place: int) -> LawfulTree:
+    """The draft with its members' bits moved to the drafter's own place, so that merging does not mix them up."""
+    if place == 0:
+        return tree, laws
+    return replace(tree, members=tuple(mask << place * MEMBER_BITS for mask in tree.members)), laws

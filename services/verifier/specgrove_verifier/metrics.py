@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from specgrove.sampling.rules import Rule
 from specgrove.telemetry import CollectorRegistry, Counter, Gauge, Histogram
 from specgrove_verifier.mailbox import DraftOutcome
+from specgrove_verifier.member_metrics import MemberMetrics
 
 _STEP_BUCKETS_S = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0)
 _ROW_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
@@ -24,6 +26,16 @@ class EngineMetrics:
             ["position"],
             registry=registry,
         )
+        self._drafts_by_rule = Counter(
+            "specgrove:spec_decode_num_drafts_by_rule", "Token trees verified, by rule", ["rule"], registry=registry
+        )
+        self._accepted_by_rule = Counter(
+            "specgrove:spec_decode_num_accepted_tokens_by_rule",
+            "Draft tokens kept, by rule",
+            ["rule"],
+            registry=registry,
+        )
+        self.members = MemberMetrics(registry)
         self._steps = Counter("specgrove:num_steps", "Target forwards", registry=registry)
         self._committed = Counter("specgrove:generation_tokens", "Committed tokens", registry=registry)
         self._step_s = Histogram(
@@ -40,6 +52,14 @@ class EngineMetrics:
         )
         self._fallbacks = Counter(
             "specgrove:draft_fallbacks", "Steps that went on without a draft, by reason", ["reason"], registry=registry
+        )
+        self._feature_steps = Counter(
+            "specgrove:feature_steps", "Target forwards whose states were read for drafters", registry=registry
+        )
+        self._refused_features = Counter(
+            "specgrove:feature_requests_refused",
+            "Drafters that asked for states this target does not have",
+            registry=registry,
         )
         self._finished = Counter(
             "specgrove:request_success", "Generations that ended, by reason", ["finished_reason"], registry=registry
@@ -59,12 +79,14 @@ class EngineMetrics:
         self._running.set(num_running)
         self._waiting.set(num_waiting)
 
-    def record_commit(self, num_nodes: int, num_accepted: int, num_committed: int) -> None:
+    def record_commit(self, num_nodes: int, num_accepted: int, num_committed: int, rule: Rule) -> None:
         self._committed.inc(num_committed)
         if num_nodes:
             self._drafts.inc()
             self._draft_tokens.inc(num_nodes)
             self._accepted.inc(num_accepted)
+            self._drafts_by_rule.labels(str(rule)).inc()
+            self._accepted_by_rule.labels(str(rule)).inc(num_accepted)
             for position in range(num_accepted):
                 self._accepted_per_pos.labels(str(position)).inc()
 
@@ -76,6 +98,12 @@ class EngineMetrics:
 
     def record_fallback(self, reason: str) -> None:
         self._fallbacks.labels(reason).inc()
+
+    def record_feature_step(self) -> None:
+        self._feature_steps.inc()
+
+    def record_refused_features(self) -> None:
+        self._refused_features.inc()
 
     def record_finish(self, reason: str) -> None:
         self._finished.labels(reason).inc()

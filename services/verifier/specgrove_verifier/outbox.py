@@ -17,10 +17,10 @@ from specgrove_verifier.drafter_pool import CloseSession, CommitTokens, OpenSess
 def coalesce(waiting: SessionUpdate | None, update: SessionUpdate) -> SessionUpdate:
     """The one update that says what `waiting` and then `update` said."""
     if isinstance(update, CommitTokens):
-        if isinstance(waiting, OpenSession):
-            return replace(waiting, token_ids=waiting.token_ids + update.token_ids, budget=update.budget)
-        if isinstance(waiting, CommitTokens):
-            return replace(waiting, token_ids=waiting.token_ids + update.token_ids, budget=update.budget)
+        if isinstance(waiting, OpenSession | CommitTokens):
+            token_ids = waiting.token_ids + update.token_ids
+            # Features are those of the last token: older ones, or none, must not be taken for them.
+            return replace(waiting, token_ids=token_ids, budget=update.budget, features=update.features)
         if isinstance(waiting, CloseSession):
             return waiting
     return update

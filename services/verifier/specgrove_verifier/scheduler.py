@@ -13,6 +13,7 @@ from __future__ import annotations
 from bisect import insort
 from dataclasses import dataclass
 
+from specgrove.draft import ChildLaw
 from specgrove.runtime.forward import SequenceRows
 from specgrove.runtime.kv_cache import CachedSequence, KVCache, OutOfBlocks
 from specgrove.tree import TokenTree
@@ -30,6 +31,7 @@ class Scheduled:
     num_chain: int
     reaches_end: bool  # the chain ends with the last committed token, so logits are wanted
     tree: TokenTree | None
+    laws: tuple[ChildLaw, ...] = ()  # what the tree's nodes were drawn from, under rule `mss`
 
     @property
     def num_rows(self) -> int:
@@ -98,7 +100,7 @@ class Scheduler:
         room = self._max_step_rows
         for generation in decoding:
             tree = generation.mailbox.take()
-            if tree is not None and tree.num_draft_nodes > for_drafts:
+            if tree is not None and _draft_size(generation, tree) > for_drafts:
                 tree = None
             num_placed = self._place(generation, 1, tree, step)
             for_drafts -= max(num_placed - 1, 0)
@@ -130,14 +132,16 @@ class Scheduler:
         while generation.seq is not None:
             num_nodes = tree.num_draft_nodes if tree else 0
             try:
-                self._cache.reserve(generation.seq, num_chain + num_nodes)
+                self._cache.reserve(generation.seq, num_chain + (_draft_size(generation, tree) if tree else 0))
             except OutOfBlocks:
                 if tree is not None:
                     tree = None  # a draft is never worth a preemption
                 else:
                     self._preempt(self.running[-1], step)
                 continue
-            step.append(Scheduled(generation, generation.seq, num_chain, num_chain == generation.num_uncached, tree))
+            reaches_end = num_chain == generation.num_uncached
+            laws = generation.mailbox.taken_laws if tree else ()
+            step.append(Scheduled(generation, generation.seq, num_chain, reaches_end, tree, laws))
             return num_chain + num_nodes
         return 0
 
@@ -150,6 +154,12 @@ class Scheduler:
         victim.seq = None
         self.num_preemptions += 1
         self.add(victim)
+
+
+def _draft_size(generation: Generation, tree: TokenTree) -> int:
+    """The rows that `tree` needs room for, or is given up. A tree that was drawn from laws counts with its whole
+    budget: whether it is given up may not depend on what was drawn (specgrove.draft_laws)."""
+    return generation.mailbox.budget.max_nodes if generation.mailbox.taken_laws else tree.num_draft_nodes
 
 
 def _age(generation: Generation) -> int:

@@ -101,7 +101,10 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
         outbox = Outbox(asyncio.get_running_loop())
         yield speculation_pb2.VerifierMessage(welcome=self._welcome())
         max_sessions = min(hello.max_sessions or _MAX_DRAFTER_SESSIONS, _MAX_DRAFTER_SESSIONS)
-        self._engine.attach(Drafter(number, hello.drafter_id, max_sessions, outbox))
+        layers, members = tuple(hello.feature_layers), tuple(hello.models)
+        self._engine.attach(
+            Drafter(number, hello.drafter_id, max_sessions, outbox, feature_layers=layers, member_names=members)
+        )
         reader = asyncio.create_task(self._read_drafts(number, request_iterator))
         news = asyncio.create_task(outbox.take())
         try:

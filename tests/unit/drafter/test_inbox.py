@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from specgrove.base_hash import EMPTY_HASH, extend_hash
 from specgrove.tree import TokenTree
-from specgrove_drafter.inbox import Answer, Decline, DeclineReason, Draft, Inbox, Work
+from specgrove_drafter.answers import Answer, Decline, DeclineReason, Draft
+from specgrove_drafter.inbox import Inbox, Work
 from specgrove_drafter.jobs import ZERO_BUDGET, Budget, DraftJob
 from specgrove_drafter.mirror import AcceptedNode, Committed, Opened
 from support.drafter_fakes import GREEDY

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+from specgrove_drafter.answers import Decline, DeclineReason
 from specgrove_drafter.discovery import Discovery
-from specgrove_drafter.inbox import Decline, DeclineReason
 from specgrove_drafter.outbox import Outbox
 
 

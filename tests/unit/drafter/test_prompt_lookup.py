@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+
+import pytest
 
 from specgrove.sampling.params import SamplingParams
+from specgrove.sampling.rules import Rule
 from specgrove_drafter.jobs import Budget, DraftJob, SessionRef
 from specgrove_drafter.members import prompt_lookup
 from specgrove_drafter.members.prompt_lookup import PromptLookupMember
@@ -32,6 +36,34 @@ def test_several_continuations_make_branches() -> None:
     job = make_job([1, 2, 70, 1, 2, 80, 1, 2], budget=Budget(8, 2))
     [draft] = ask(PromptLookupMember(), [job])
     assert {(70, 1), (80, 1)} <= paths(job, draft.proposal)
+
+
+def test_continuations_branch_below_the_first_token() -> None:
+    job = make_job([1, 2, 3, 70, 1, 2, 3, 80, 1, 2, 3, 70, 1, 2], budget=Budget(3, 2))
+    [draft] = ask(PromptLookupMember(), [job])
+    assert paths(job, draft.proposal) == {(), (3,), (3, 70), (3, 80)}
+
+
+def test_the_more_frequent_continuation_comes_first() -> None:
+    job = make_job([1, 2, 70, 1, 2, 70, 1, 2, 80, 1, 2], budget=Budget(2, 1))
+    [draft] = ask(PromptLookupMember(), [job])
+    assert draft.proposal.token_ids == [70, 80]
+    often, seldom = (math.exp(score) for score in draft.proposal.log_path_probs)
+    assert often == pytest.approx(2 * seldom)
+
+
+def test_a_shorter_match_adds_what_the_longer_one_has_not_seen() -> None:
+    job = make_job([5, 2, 80, 1, 2, 70, 1, 2], budget=Budget(4, 1))
+    [draft] = ask(PromptLookupMember(), [job])
+    assert draft.proposal.token_ids == [70, 80]
+
+
+def test_a_budget_bounds_the_proposal() -> None:
+    job = make_job(LIST * 3, budget=Budget(3, 9))
+    [draft] = ask(PromptLookupMember(), [job])
+    assert len(draft.proposal) == 3
+    [none] = ask(PromptLookupMember(), [job.without_budget()])
+    assert len(none.proposal) == 0
 
 
 def test_new_text_proposes_nothing() -> None:
@@ -80,6 +112,41 @@ def test_the_index_follows_a_growing_mirror_and_starts_anew_with_a_new_one() -> 
     [draft] = ask(member, [reopened])
     assert paths(reopened, draft.proposal) >= {(8,)}
     assert (3,) not in paths(reopened, draft.proposal)
+
+
+def test_a_base_that_is_gone_gets_nothing() -> None:
+    member = PromptLookupMember()
+    job = make_job(LIST * 3)
+    ask(member, [job])
+    [stale] = ask(member, [replace(job, base_len=job.base_len - 2)])
+    assert len(stale.proposal) == 0
+
+
+def test_a_session_that_is_opened_again_further_on_is_not_read_again() -> None:
+    member = PromptLookupMember()
+    job = make_job([*LIST, 50, *LIST[:3]], budget=Budget(2, 2))
+    ask(member, [job])
+    indexed = member._sessions[job.session]
+    reopened = make_job([*job.token_ids, 13], budget=Budget(2, 2))
+    [draft] = ask(member, [reopened])
+    assert paths(reopened, draft.proposal) == {(), (14,), (14, 15)}
+    assert member._sessions[job.session] is indexed
+    assert indexed.token_ids is reopened.token_ids
+
+
+def test_no_text_of_one_session_reaches_another() -> None:
+    member = PromptLookupMember()
+    ask(member, [make_job(LIST * 3, session=SessionRef(1, 1))])
+    [other] = ask(member, [make_job(LIST[:3], session=SessionRef(1, 2))])
+    assert len(other.proposal) == 0
+
+
+@pytest.mark.parametrize("rule", [Rule.NAIVE, Rule.MSS])
+def test_noise_is_for_the_rule_that_shares_it(rule: Rule) -> None:
+    sampled = replace(make_job(LIST * 2, sampling=SamplingParams(temperature=1.0, seed=3)), rule=rule)
+    [draft] = ask(PromptLookupMember(), [sampled])
+    [greedy] = ask(PromptLookupMember(), [make_job(LIST * 2)])
+    assert draft == greedy
 
 
 def test_sampling_estimates_use_the_known_noise() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from specgrove.draft import Draft
+from specgrove.draft import ChildLaw, Draft
 from specgrove.tree import TokenTree
 from specgrove_verifier.mailbox import NO_DRAFT, Base, DraftBudget, DraftMailbox, DraftOutcome
 
@@ -72,6 +74,27 @@ def test_trees_of_several_drafters_are_merged_within_the_budget(mailbox: DraftMa
     tree = mailbox.take()
     assert tree is not None
     assert tree.paths() == {(), (5,), (5, 6), (5, 6, 9), (5, 7)}
+
+
+def test_under_mss_a_draft_counts_with_its_laws_alone() -> None:
+    mailbox = DraftMailbox(vocab_size=60, needs_laws=True)
+    mailbox.expect(BASE, DraftBudget(4, 3), frozenset({A, B}))
+    laws = (ChildLaw(0, (5, 8), (0.5, 0.5), (1,)), ChildLaw(1, (6,), (1.0,), (2,)))
+    assert mailbox.offer(A, _draft()) is DraftOutcome.MALFORMED
+    assert mailbox.offer(A, replace(_draft(), laws=laws[:1])) is DraftOutcome.MALFORMED
+    assert mailbox.offer(A, replace(_draft(), laws=laws)) is DraftOutcome.ACCEPTED
+    assert mailbox.offer(A, replace(_draft(), laws=(*laws, *laws[:1] * 3))) is DraftOutcome.OVER_BUDGET
+    assert mailbox.offer(B, replace(_draft((5,), (0,)), laws=laws[:1])) is DraftOutcome.ACCEPTED
+    assert mailbox.take() == TokenTree((50, 5, 6), (-1, 0, 1))
+    assert mailbox.taken_laws == (*laws, laws[0])
+    assert mailbox.take() is None
+    assert mailbox.taken_laws == ()
+
+
+def test_laws_that_nobody_needs_are_not_looked_at(mailbox: DraftMailbox) -> None:
+    assert mailbox.offer(A, replace(_draft(), laws=(ChildLaw(9, (), (), ()),))) is DraftOutcome.ACCEPTED
+    assert mailbox.take() is not None
+    assert mailbox.taken_laws == ()
 
 
 def test_what_was_taken_is_gone_and_nothing_is_wanted(mailbox: DraftMailbox) -> None:

@@ -19,6 +19,7 @@ import torch
 
 from specgrove.runtime.attention import PackedPart, PackedStep
 from specgrove.runtime.kv_cache import CachedSequence, KVCache
+from specgrove.runtime.state_tap import RewriteStates, StateTap
 
 if TYPE_CHECKING:
     from specgrove.runtime.loading import LoadedModel
@@ -45,6 +46,22 @@ class SequenceRows:
             raise ValueError("token_ids, positions, parents and wants_logits need one entry for each row, at least one")
 
 
+@dataclass(frozen=True, slots=True)
+class RowOutputs:
+    """What a forward says of the rows that want logits, in packed order."""
+
+    logits: torch.Tensor  # float32 [W, V]
+    states: torch.Tensor  # float [W, P, H]: one part for each layer that was asked for, then the final normalised ones
+
+
+@dataclass(frozen=True, slots=True)
+class _Packed:
+    token_ids: torch.Tensor  # int64 [1, N]
+    positions: torch.Tensor  # int64 [1, N]
+    wanted: torch.Tensor  # int64 [W], packed rows
+    step: PackedStep
+
+
 class PackedForward:
     """Runs packed rows through one model over one cache. One thread at a time."""
 
@@ -54,12 +71,27 @@ class PackedForward:
         self.num_forwards = 0
 
     @torch.inference_mode()
-    def run(self, batch: Sequence[SequenceRows]) -> torch.Tensor:  # float32 [rows that want logits, V]
+    def run(
+        self, batch: Sequence[SequenceRows], before_head: RewriteStates | None = None
+    ) -> torch.Tensor:  # float32 [rows that want logits, V]
         """Logits of the rows that want them, in packed order. Keys and values of all rows are in flight afterwards.
 
-        Raises `OutOfBlocks` before anything is changed when the cache has no room for a sequence's rows; sequences
-        reserved before it keep their (empty) blocks until they are rolled back.
+        `before_head` may change these rows' states [1, W, H] before they go into the head. Raises `OutOfBlocks` before
+        anything is changed when the cache has no room for a sequence's rows; sequences reserved before it keep their
+        (empty) blocks until they are rolled back.
         """
+        packed = self._pack(batch)
+        return self._loaded.logits(packed.token_ids, packed.positions, packed.wanted, packed.step, before_head)
+
+    @torch.inference_mode()
+    def run_and_read(self, batch: Sequence[SequenceRows], tap: StateTap, layers: Sequence[int]) -> RowOutputs:
+        """As `run`, and the states of the same rows after `layers` and after the final norm."""
+        packed = self._pack(batch)
+        with tap.reading(layers, packed.wanted) as parts:
+            logits = self._loaded.logits(packed.token_ids, packed.positions, packed.wanted, packed.step)
+        return RowOutputs(logits, torch.stack(parts, dim=1))
+
+    def _pack(self, batch: Sequence[SequenceRows]) -> _Packed:
         for rows in batch:
             self._cache.reserve(rows.seq, len(rows.token_ids))
         device = self._loaded.device
@@ -74,7 +106,7 @@ class PackedForward:
             token_ids += rows.token_ids
             positions += rows.positions
         self.num_forwards += 1
-        return self._loaded.logits(
+        return _Packed(
             torch.tensor([token_ids], device=device),
             torch.tensor([positions], device=device),
             torch.tensor(wanted, dtype=torch.int64, device=device),

@@ -17,6 +17,7 @@ from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, A
 from transformers.utils import logging as hf_logging
 
 from specgrove.errors import ModelLoadError
+from specgrove.runtime.int8_weights import is_int8_config, read_int8_state
 
 ATTENTION_NAME = "specgrove_tree"
 
@@ -54,7 +55,7 @@ def load_causal_lm(source: str, *, dtype: torch.dtype | None, attention: str = A
     silence_progress_bars()
     result: Any
     try:
-        result = AutoModelForCausalLM.from_pretrained(
+        result = _read(
             source,
             dtype=dtype if dtype is not None else "auto",
             attn_implementation=attention,
@@ -71,6 +72,16 @@ def load_causal_lm(source: str, *, dtype: torch.dtype | None, attention: str = A
     if missing:  # `transformers` fills them with random numbers
         raise ModelLoadError(f"{source} lacks {len(missing)} weights of its architecture, {missing[0]} among them")
     return model.eval().requires_grad_(False)
+
+
+def _read(source: str, **settings: Any) -> Any:
+    config = read_config(source)
+    if not is_int8_config(getattr(config, "quantization_config", None)):
+        return AutoModelForCausalLM.from_pretrained(source, **settings)
+    del config.quantization_config  # `transformers` would look for a quantiser of that name
+    with torch.device("meta"):
+        architecture: Any = type(AutoModelForCausalLM.from_config(config))
+    return architecture.from_pretrained(None, config=config, state_dict=read_int8_state(Path(source)), **settings)
 
 
 def set_attention(model: nn.Module, attention: str) -> None:

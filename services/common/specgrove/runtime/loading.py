@@ -7,6 +7,7 @@ at one row on AVX2), `auto` the packed form on CPUs that have it and the checkpo
 from __future__ import annotations
 
 import logging
+from contextlib import nullcontext
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -20,8 +21,9 @@ from specgrove.runtime.attention import PackedStep, packed_tree_attention
 from specgrove.runtime.convert import cached_folder, convert
 from specgrove.runtime.draft_vocab import OTHER_ID_KEY, DraftVocab
 from specgrove.runtime.kv_cache import KVCache, KVShape
-from specgrove.runtime.packed_linear import is_packing_supported, pack_linear_layers
+from specgrove.runtime.packed_linear import PackedLinear, is_packing_supported, pack_linear_layers
 from specgrove.runtime.probe import check_attention
+from specgrove.runtime.state_tap import RewriteStates, StateTap, rewriting_head_input
 
 _log = logging.getLogger(__name__)
 _KNOWN_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
@@ -43,6 +45,7 @@ class LoadedModel:
     vocab_size: int
     max_context_len: int
     kv_shape: KVShape
+    hidden_size: int
     device: torch.device
     draft_vocab: DraftVocab | None = None
 
@@ -52,21 +55,39 @@ class LoadedModel:
             self.kv_shape, num_blocks=-(-max_tokens // block_size), block_size=block_size, device=self.device
         )
 
+    def replace_head(self, weight: torch.Tensor) -> None:
+        """Read states with `weight` (float [V, H]) from here on, kept as the other matrices are."""
+        if self.weights == Weights.FP16_PACKED:
+            head: nn.Module = PackedLinear.from_weight(weight)
+        else:
+            head = nn.Linear(
+                weight.shape[1], weight.shape[0], bias=False, device=self.device, dtype=self.kv_shape.dtype
+            )
+            head.requires_grad_(False).weight.copy_(weight)
+        self.model.set_output_embeddings(head)  # type: ignore[operator]
+
+    def state_tap(self) -> StateTap:
+        """Where this model's inner states can be read; raises `ModelLoadError` where its architecture hides them."""
+        return StateTap.find(self.model, self.kv_shape.num_layers)
+
     def logits(
         self,
         token_ids: torch.Tensor,  # int64 [1, N]
         positions: torch.Tensor,  # int64 [1, N]
         wanted: torch.Tensor,  # int64 [W], packed rows
         step: PackedStep,
+        before_head: RewriteStates | None = None,
     ) -> torch.Tensor:  # float32 [W, V]
-        """One forward. Rows outside `wanted` only leave keys and values behind."""
-        output = self.model(
-            input_ids=token_ids,
-            position_ids=positions,
-            logits_to_keep=wanted,
-            use_cache=False,
-            packed_step=step,
-        )
+        """One forward. Rows outside `wanted` only leave keys and values behind; `before_head` may change the states
+        [1, W, H] of the others on their way into the head."""
+        with nullcontext() if before_head is None else rewriting_head_input(self.model, before_head):
+            output = self.model(
+                input_ids=token_ids,
+                position_ids=positions,
+                logits_to_keep=wanted,
+                use_cache=False,
+                packed_step=step,
+            )
         return output.logits[0].float()
 
 
@@ -100,6 +121,7 @@ def load_model(
         vocab_size=config.vocab_size,
         max_context_len=_context_len(config),
         kv_shape=_kv_shape(config, dtype),
+        hidden_size=config.hidden_size,
         device=torch.device(device),
         draft_vocab=_draft_vocab(folder, config, target_vocab_size),
     )

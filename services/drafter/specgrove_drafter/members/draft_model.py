@@ -8,6 +8,7 @@ from typing import Protocol
 
 from specgrove_drafter.jobs import DraftJob, SessionRef
 from specgrove_drafter.trees.growth import Children
+from specgrove_drafter.trees.outcomes import Path
 
 ROOT_ROW = -1
 
@@ -40,6 +41,20 @@ class DraftModel(Protocol):
 
     def extend(self, nodes: Sequence[NodeRow], num_children: int) -> list[Expanded]:
         """The children below each node. Only for sessions whose `start` succeeded in the same draft."""
+        ...
+
+    @property
+    def num_forwards(self) -> int:
+        """Packed forwards run so far."""
+        ...
+
+    def law_after(self, job: DraftJob, path: Path, num_children: int) -> Children | None:
+        """The children after `path` below a base, as far as they were computed already; None where they were not."""
+        ...
+
+    def foresee(self, wanted: Sequence[tuple[DraftJob, Path]], num_children: int) -> list[Children | None]:
+        """Compute the children after each path, so that `law_after`, `extend` and the `start` of a base that takes the
+        path find them; None where there is no room. Takes no room from other sessions."""
         ...
 
     def max_depth(self, job: DraftJob) -> int:

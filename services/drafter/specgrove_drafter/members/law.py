@@ -21,6 +21,8 @@ import torch
 
 from specgrove.sampling.noise import gumbel_at
 from specgrove.sampling.params import SamplingParams
+from specgrove.sampling.rules import Rule
+from specgrove_drafter.members.child_law import sparse_laws
 from specgrove_drafter.trees.growth import Children
 
 # A sampled token comes from the draft's likeliest this many in all but a few per cent of the cases, and noise is made
@@ -37,6 +39,7 @@ class LawRow:
 
     sampling: SamplingParams
     position: int
+    rule: Rule = Rule.COUPLED
 
 
 def rank_children(
@@ -47,12 +50,13 @@ def rank_children(
     to_target: torch.Tensor | None = None,  # int64 [V_draft]: target id of each draft id
     other_id: int | None = None,  # the draft id that stands for all other target tokens: never proposed
 ) -> list[Children]:
-    """The likeliest children after each row, best first."""
+    """The likeliest children after each row, best first; under rules without shared noise those of the law itself."""
     log_probs = (logits / ERROR_SCALE).log_softmax(dim=-1)
     if other_id is not None:
         # Its mass stays in the normaliser: it is the chance that nothing we can name is right.
         log_probs[:, other_id] = float("-inf")
-    sampled = [index for index, row in enumerate(rows) if not row.sampling.is_greedy]
+    sampled = [i for i, row in enumerate(rows) if not row.sampling.is_greedy and row.rule is Rule.COUPLED]
+    own_law = [i for i, row in enumerate(rows) if not row.sampling.is_greedy and row.rule is not Rule.COUPLED]
     num_proposable = log_probs.shape[-1] - (other_id is not None)
     width = min(max(num_children, SHORTLIST_LEN) if sampled else num_children, num_proposable)
     top, ids = log_probs.topk(width, dim=-1)
@@ -68,6 +72,10 @@ def rank_children(
         ranked = _rank_sampled(top[members], ids[members], positions, params, num_children)
         for index, children in zip(members, ranked, strict=True):
             best[index] = children
+    for index in own_law:
+        law_ids, law = sparse_laws(ERROR_SCALE * log_probs[index : index + 1], rows[index].sampling)
+        law_ids = law_ids if to_target is None else to_target[law_ids]
+        [best[index]] = _to_children(law_ids[:, :num_children], law[:, :num_children])
     return best
 
 

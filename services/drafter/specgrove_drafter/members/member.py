@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from specgrove_drafter.jobs import DraftJob, SessionRef
+from specgrove_drafter.trees.outcomes import OutcomeLimits, Path
 from specgrove_drafter.trees.proposal import Proposal
+from specgrove_drafter.trees.sent_draft import SentDraft
 
 MAX_MEMBERS = 31  # members travel as a bitmask in a uint32
 
@@ -42,4 +44,26 @@ class Member(Protocol):
 
     def release(self, session: SessionRef) -> None:
         """Forget a session; unknown ones are fine."""
+        ...
+
+
+@runtime_checkable
+class ForesightedMember(Member, Protocol):
+    """A member whose drafts take forwards, and which can run some of them before the base they are for is known."""
+
+    @property
+    def num_forwards(self) -> int:
+        """Forwards run so far."""
+        ...
+
+    def likeliest_outcomes(self, sent: Sequence[SentDraft], limits: OutcomeLimits) -> list[tuple[Path, ...] | None]:
+        """What the verification of each draft most likely comes to: accepted tokens and the target's own.
+
+        At most one forward; None for the drafts for which it was needed: ask again.
+        """
+        ...
+
+    def grow_ahead(self, guesses: Sequence[tuple[SentDraft, tuple[Path, ...]]]) -> list[bool]:
+        """Compute one level more of what drafts under these outcomes will need, at most one forward; for each draft
+        whether nothing is left to be done."""
         ...

@@ -3,27 +3,43 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from specgrove_drafter.jobs import DraftJob, SessionRef
 from specgrove_drafter.members.draft_model import ROOT_ROW, DraftModel, NodeRow
+from specgrove_drafter.members.foresight import Foresight
 from specgrove_drafter.members.member import MemberDraft
+from specgrove_drafter.trees.child_sampler import ChildSampler
 from specgrove_drafter.trees.growth import Growth, GrowthPolicy
-from specgrove_drafter.trees.proposal import BELOW_ROOT, Proposal
+from specgrove_drafter.trees.job_policies import JobPolicies, NaiveChildren
+from specgrove_drafter.trees.outcomes import OutcomeLimits, Path
+from specgrove_drafter.trees.proposal import BELOW_ROOT, Proposal, Scale, as_estimated
+from specgrove_drafter.trees.sent_draft import SentDraft
 
 # Rivals that fill the budget with nodes this likely leave no place that is worth a forward.
 SURE_PATH_PROB = 0.5
 
 
 class SsmMember:
-    """An ensemble member over a `DraftModel`; `policy` is the shape of its trees."""
+    """An ensemble member over a `DraftModel`; `policy` is the shape of its trees, `scale_of` the calibration."""
 
     is_costly = True
 
-    def __init__(self, name: str, model: DraftModel, policy: GrowthPolicy) -> None:
+    def __init__(
+        self,
+        name: str,
+        model: DraftModel,
+        policy: GrowthPolicy,
+        scale_of: Callable[[DraftJob], Scale] = lambda job: as_estimated,
+        *,
+        sampler: ChildSampler | None = None,
+        naive_children: NaiveChildren = "topk",
+    ) -> None:
         self.name = name
         self._model = model
-        self._policy = policy
+        self._policies = JobPolicies(policy, sampler or ChildSampler.fresh(), naive_children)
+        self._scale_of = scale_of
+        self._foresight = Foresight(model, self._policies.policy_of, scale_of)
 
     def draft(self, jobs: Sequence[DraftJob], rivals: Sequence[Proposal]) -> list[MemberDraft]:
         drafts = [MemberDraft(Proposal()) for _ in jobs]
@@ -37,13 +53,15 @@ class SsmMember:
         return drafts
 
     def _draft(self, jobs: Sequence[DraftJob], rivals: Sequence[Proposal]) -> list[MemberDraft]:
-        num_children = self._policy.num_children
+        policies = [self._policies.policy_of(job) for job in jobs]
+        num_children = max(policy.num_children for policy in policies)
         roots = self._model.start(jobs, num_children)
         growths: dict[int, Growth] = {}
         for index, (job, children) in enumerate(zip(jobs, roots, strict=True)):
             if children is not None and not job.is_catching_up:
                 budget = job.budget.capped(job.budget.max_nodes, self._model.max_depth(job))
-                growths[index] = self._policy.start(job, budget, rivals[index])
+                growths[index] = policies[index].start(job, budget, rivals[index])
+                growths[index].proposal.scale = self._scale_of(job)
                 growths[index].add_children(BELOW_ROOT, children)
         self._grow(jobs, growths, num_children)
         return [
@@ -53,6 +71,16 @@ class SsmMember:
 
     def release(self, session: SessionRef) -> None:
         self._model.release(session)
+
+    @property
+    def num_forwards(self) -> int:
+        return self._model.num_forwards
+
+    def likeliest_outcomes(self, sent: Sequence[SentDraft], limits: OutcomeLimits) -> list[tuple[Path, ...] | None]:
+        return self._foresight.outcomes(sent, limits)
+
+    def grow_ahead(self, guesses: Sequence[tuple[SentDraft, tuple[Path, ...]]]) -> list[bool]:
+        return self._foresight.grow(guesses)
 
     def _grow(self, jobs: Sequence[DraftJob], growths: dict[int, Growth], num_children: int) -> None:
         row_of: dict[tuple[int, int], int] = {}  # (job, node) -> the model's row
@@ -73,5 +101,7 @@ class SsmMember:
 
 def _is_hopeless(job: DraftJob, rivals: Proposal) -> bool:
     """Whether cheaper members have filled the whole budget with likely nodes."""
+    if job.needs_laws:
+        return False  # the share of its budget is its own
     likely = sum(score >= math.log(SURE_PATH_PROB) for score in rivals.log_path_probs)
     return likely >= job.budget.max_nodes

@@ -12,13 +12,31 @@ same text and are right together, so adding their evidence would count it twice.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from specgrove.tree import ROOT, TokenTree, TreeBuilder
 from specgrove_drafter.jobs import Budget
 
 BELOW_ROOT = -1
+
+# From (depth, a member's conditional log probability) to the one that counts: see `calibration`.
+Scale = Callable[[int, float], float]
+
+
+def as_estimated(depth: int, log_prob: float) -> float:
+    """The scale that takes a member at its word."""
+    return log_prob
+
+
+@dataclass(frozen=True, slots=True)
+class ProposedLaw:
+    """The sparse law below `parent` (a node of the proposal or `BELOW_ROOT`), and the nodes drawn from it in order."""
+
+    parent: int
+    token_ids: tuple[int, ...]
+    probs: tuple[float, ...]  # float32 values
+    draws: tuple[int, ...]
 
 
 @dataclass(slots=True)
@@ -28,17 +46,35 @@ class Proposal:
     token_ids: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
     log_path_probs: list[float] = field(default_factory=list)  # estimates, natural logarithm
+    raw_log_probs: list[float] = field(default_factory=list)  # conditional, before `scale`
+    depths: list[int] = field(default_factory=list)  # 1 = child of the root
+    scale: Scale = as_estimated
+    laws: list[ProposedLaw] = field(default_factory=list)  # in the order drawn; none where children are not drawn
 
     def __len__(self) -> int:
         return len(self.token_ids)
 
     def add(self, parent: int, token_id: int, log_prob: float) -> int:
         """A new node under `parent` with conditional log probability `log_prob` (clamped to at most 0); its number."""
-        above = 0.0 if parent == BELOW_ROOT else self.log_path_probs[parent]
+        above, depth = (0.0, 1) if parent == BELOW_ROOT else (self.log_path_probs[parent], self.depths[parent] + 1)
         self.token_ids.append(token_id)
         self.parents.append(parent)
-        self.log_path_probs.append(above + min(log_prob, 0.0))
+        self.raw_log_probs.append(log_prob)
+        self.depths.append(depth)
+        self.log_path_probs.append(above + min(self.scale(depth, log_prob), 0.0))
         return len(self.token_ids) - 1
+
+    def log_prob(self, node: int) -> float:
+        """The conditional estimate of `node`, after `scale`."""
+        parent = self.parents[node]
+        return self.log_path_probs[node] - (0.0 if parent == BELOW_ROOT else self.log_path_probs[parent])
+
+    def scaled(self, scale: Scale) -> Proposal:
+        """The same nodes with their estimates by `scale`."""
+        other = Proposal(scale=scale)
+        for parent, token_id, log_prob in zip(self.parents, self.token_ids, self.raw_log_probs, strict=True):
+            other.add(parent, token_id, log_prob)
+        return other
 
 
 def join(proposals: Sequence[Proposal]) -> Proposal:

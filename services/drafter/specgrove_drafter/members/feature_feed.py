@@ -1,0 +1,124 @@
+"""Feeds an SSM the target's features: which maps a row gets, and what they make of its states.
+
+    features of a base of 5 tokens     t0 t1 t2 t3 t4 | a  b  c      rows of a draft, by their token
+    distance                                       1    2  3  4      a row at position q: q - 5 + 2
+
+A base that has grown since only moves the distances up: features of an earlier base still serve deeper rows. Nearer
+than 1 or farther than the maps go, a row is what the SSM alone makes of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from specgrove.features import FeatureLayout, TargetFeatures
+from specgrove.runtime.features import decode_parts
+from specgrove.runtime.packed_linear import PackedLinear
+from specgrove.runtime.state_tap import RewriteStates
+from specgrove_drafter.jobs import DraftJob, SessionRef
+from specgrove_drafter.members.feature_maps import FeatureMaps
+
+Product = Callable[[torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class _Fed:
+    """What the features of a session add to a row, by distance; None when they could not be read."""
+
+    features: TargetFeatures
+    offsets: torch.Tensor | None  # float32 [D, H]
+
+
+class FeatureFeed:
+    """The maps of one SSM at work. `sent` is what the drafter as a whole asks for; owned by the engine's thread.
+
+    `is_packed` keeps the maps in fp16 for fbgemm, as the SSM's own matrices.
+    """
+
+    def __init__(
+        self,
+        maps: FeatureMaps,
+        sent: FeatureLayout,
+        *,
+        device: torch.device | str = "cpu",
+        is_packed: bool = False,
+        on_fed: Callable[[int], None] = lambda num_rows: None,
+    ) -> None:
+        self._max_distance = maps.max_distance
+        self._sent = sent
+        self._own_parts = [*(sent.layers.index(layer) for layer in maps.layout.layers), len(sent.layers)]
+        self._device = torch.device(device)
+        self._on_fed = on_fed
+        self._of_tokens = None if maps.token_map is None else _product(maps.token_map, self._device, is_packed)
+        self._of_state = [_product(matrix, self._device, is_packed) for matrix in maps.state_maps]
+        # One product for all depths: a vector costs by the bytes of the maps, which are read once for a base.
+        self._of_features = _product(torch.cat([*maps.feature_maps], dim=1), self._device, is_packed)
+        self._fed: dict[SessionRef, _Fed] = {}
+
+    def before_head(self, rows: Sequence[tuple[DraftJob, int]]) -> RewriteStates | None:
+        """What to do with the states of these rows (a job and a depth below its root each, 0 = the root itself) before
+        they go into the head; None when nothing is to be done."""
+        self._read([job for job, _ in rows])
+        by_distance: dict[int, list[int]] = {}
+        offsets: dict[int, torch.Tensor] = {}
+        for index, (job, depth) in enumerate(rows):
+            of_job = self._offsets(job)
+            if job.features is None or of_job is None:
+                continue
+            distance = job.base_len + depth - job.features.base_len + 1
+            if 1 <= distance <= self._max_distance:
+                by_distance.setdefault(distance, []).append(index)
+                offsets[index] = of_job[distance - 1]
+        if not offsets and self._of_tokens is None:
+            return None
+        if offsets:
+            self._on_fed(len(offsets))
+        unfed = [index for index in range(len(rows)) if index not in offsets]
+
+        def rewrite(states: torch.Tensor) -> torch.Tensor:  # float [1, W, H]
+            mapped = states.clone()
+            if self._of_tokens is not None and unfed:
+                mapped[0, unfed] = self._of_tokens(states[0, unfed].float()).to(states.dtype)
+            for distance, indices in by_distance.items():
+                own = self._of_state[distance - 1](states[0, indices].float())
+                mapped[0, indices] = (own + torch.stack([offsets[index] for index in indices])).to(states.dtype)
+            return mapped
+
+        return rewrite
+
+    def release(self, session: SessionRef) -> None:
+        self._fed.pop(session, None)
+
+    def _offsets(self, job: DraftJob) -> torch.Tensor | None:
+        fed = self._fed.get(job.session)
+        return fed.offsets if fed is not None and fed.features == job.features else None
+
+    @torch.inference_mode()
+    def _read(self, jobs: Sequence[DraftJob]) -> None:
+        """Multiply the features that are new, of all sessions at once."""
+        wanted: list[tuple[SessionRef, TargetFeatures, torch.Tensor]] = []
+        for job in {job.session: job for job in jobs}.values():
+            fed = self._fed.get(job.session)
+            if job.features is None or (fed is not None and fed.features == job.features):
+                continue
+            parts = decode_parts(job.features.values, self._sent.hidden_size)
+            if parts is None or parts.shape[0] != self._sent.num_parts:
+                self._fed[job.session] = _Fed(job.features, None)
+            else:
+                wanted.append((job.session, job.features, parts[self._own_parts].flatten()))
+        if wanted:
+            vectors = torch.stack([vector for _, _, vector in wanted]).to(self._device)
+            offsets = self._of_features(vectors).view(len(wanted), self._max_distance, -1)
+            for (session, features, _), of_session in zip(wanted, offsets, strict=True):
+                self._fed[session] = _Fed(features, of_session)
+
+
+def _product(matrix: torch.Tensor, device: torch.device, is_packed: bool) -> Product:
+    """`rows @ matrix` for float32 [in, out]."""
+    if is_packed:
+        return PackedLinear.from_weight(matrix.T)
+    on_device = matrix.to(device)
+    return lambda rows: rows @ on_device

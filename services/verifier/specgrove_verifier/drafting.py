@@ -1,0 +1,135 @@
+"""The engine's dealings with its drafters: what they are asked for, and what becomes of what they answer.
+
+    ask_for_next(generation)  ──▶ mailbox.expect + Commit/Open to the drafters
+    take_in(arrival)          ◀── a tree or a refusal, into the mailbox or dropped and counted
+    attach / detach           who is there
+
+Lives on the engine's thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from specgrove.draft import Draft
+from specgrove.tree import TokenTree
+from specgrove_verifier.budget import Budget
+from specgrove_verifier.drafter_pool import Drafter, DrafterPool
+from specgrove_verifier.generation import Generation
+from specgrove_verifier.inbox import Arrival, Refusal
+from specgrove_verifier.mailbox import NO_DRAFT, DraftBudget, DraftOutcome
+from specgrove_verifier.metrics import EngineMetrics
+
+
+class Drafting:
+    """Asks for drafts and takes them in. `generations` is the engine's own table, by key."""
+
+    def __init__(
+        self,
+        pool: DrafterPool,
+        budget: Budget,
+        generations: Mapping[int, Generation],
+        metrics: EngineMetrics,
+        *,
+        max_wait_s: float,
+    ) -> None:
+        self._pool = pool
+        self._budget = budget
+        self._generations = generations
+        self._metrics = metrics
+        self._max_wait_s = max_wait_s
+        self._granted = budget.limits
+
+    def grant(self, num_decoding: int) -> None:
+        """Set what each of `num_decoding` sessions may be drafted for the coming step."""
+        self._granted = self._budget.grant(num_decoding, self._pool.usual_latency_s())
+
+    def ask_for_next(self, generation: Generation, kept: Sequence[int]) -> None:
+        """Ask the drafters for the next tree, now that `generation` ends with `kept`; new drafters get it whole."""
+        budget = self._budget_for(generation)
+        known = generation.drafters
+        generation.mailbox.expect(generation.base, budget, known)
+        if known:
+            self._pool.announce_commit(generation, len(generation.tokens) - len(kept), kept)
+        self.assign(generation)
+
+    def assign(self, generation: Generation) -> None:
+        """Give `generation` the drafters it lacks."""
+        if self._budget.limits.max_nodes == 0:
+            return  # speculation is off here: drafters need not hear of it
+        self._pool.assign(generation)
+        generation.mailbox.ask_also(generation.drafters)
+
+    def attach(self, drafter: Drafter) -> None:
+        self._pool.attach(drafter)
+        self._metrics.set_drafters(len(self._pool))
+        for generation in self._generations.values():
+            if generation.is_decoding:
+                self.assign(generation)
+
+    def detach(self, number: int) -> None:
+        drafter = self._pool.get(number)
+        self._pool.detach(number, self._generations.values())
+        if drafter is not None and not self._pool.has_stream_of(drafter.drafter_id):
+            self._metrics.members.forget(drafter)
+        self._metrics.set_drafters(len(self._pool))
+        for generation in self._generations.values():
+            if generation.is_decoding and not generation.drafters:
+                self.assign(generation)
+
+    def take_in(self, arrival: Arrival) -> None:
+        """Let what a drafter answered count, if it may."""
+        if isinstance(arrival.answer, Draft):
+            self._offer(arrival.drafter, arrival.answer, arrival.arrived_s)
+        else:
+            self._decline(arrival.drafter, arrival.answer)
+
+    def credit(self, generation: Generation, tree: TokenTree, accepted_nodes: Sequence[int]) -> None:
+        """Count for its proposers what the target took of the tree that came out of the generation's mailbox."""
+        proposers = [self._pool.get(number) for number in generation.mailbox.taken_from]
+        self._metrics.members.record(tree, accepted_nodes, proposers)
+
+    def _budget_for(self, generation: Generation) -> DraftBudget:
+        options = generation.request.speculation
+        if not options.is_enabled:
+            return NO_DRAFT
+        granted = self._granted
+        num_left = generation.checker.num_left - 1  # the step adds a token of its own
+        nodes = min(granted.max_nodes, options.max_nodes or granted.max_nodes)
+        depth = min(granted.max_depth, options.max_depth or granted.max_depth, num_left)
+        return DraftBudget(nodes, depth) if nodes > 0 and depth > 0 else NO_DRAFT
+
+    def _offer(self, number: int, draft: Draft, arrived_s: float) -> None:
+        generation = self._generations.get(draft.session_key)
+        if generation is None:
+            self._metrics.record_draft(DraftOutcome.FOREIGN)
+            self._pool.note_answer(number, None)
+            return
+        outcome = generation.mailbox.offer(number, draft)
+        latency_s = None
+        if outcome is DraftOutcome.ACCEPTED:
+            latency_s = max(arrived_s - generation.committed_s, 0.0)
+            generation.is_first_draft = False
+        elif outcome is DraftOutcome.LATE and draft.base_len == generation.previous_base[0]:
+            # Capped: a drafter that was stopped for a minute is not one that takes a minute.
+            latency_s = min(arrived_s - generation.previous_base[1], 2 * self._max_wait_s)
+        self._pool.note_answer(number, latency_s, is_in_time=(latency_s or 0.0) <= self._max_wait_s)
+        self._metrics.record_draft(outcome, latency_s)
+        if outcome is DraftOutcome.DIVERGENT:
+            self._pool.reopen(generation, number, generation.mailbox.budget)
+
+    def _decline(self, number: int, refusal: Refusal) -> None:
+        self._pool.note_answer(number, None)
+        generation = self._generations.get(refusal.session_key)
+        if generation is None or number not in generation.drafters:
+            return
+        if refusal.lost_place:
+            self._metrics.record_fallback("lost_place")
+            self._pool.reopen(generation, number, generation.mailbox.budget)
+        elif refusal.no_room:
+            self._metrics.record_fallback("no_room")
+            self._pool.withdraw(generation, number, "no capacity")
+            self.assign(generation)
+        else:
+            self._metrics.record_fallback("declined")
+            generation.mailbox.decline(number, refusal.base_len)
