@@ -13,7 +13,7 @@ from specgrove.runtime.loading import load_model
 from specgrove_drafter.tuning.__main__ import main
 from specgrove_drafter.tuning.errors import SettingsError, UnsupportedTargetError
 from specgrove_drafter.tuning.hub import load_causal_lm, open_target
-from specgrove_drafter.tuning.settings import read_settings
+from specgrove_drafter.tuning.settings import SsmShape, read_settings
 
 
 def test_all_problems_come_in_one_message(tmp_path: Path) -> None:
@@ -82,8 +82,19 @@ def test_given_prompts_are_answered(target_folder: Path, tmp_path: Path) -> None
 def test_a_pool_is_boosted_by_two_writers_and_resumed(target_folder: Path, tmp_path: Path) -> None:
     arguments = ["--target", str(target_folder), "--out", str(tmp_path / "ssm"), "--work-dir", str(tmp_path / "work")]
     arguments += ["--tokens", "3000", "--slots", "32", "--writers", "2", "--document-tokens", "150", "--threads", "2"]
-    arguments += ["--draft-vocab-size", "100", "--layers", "2,1", "--depths", "2,0", "--distil-steps", "3"]
-    arguments += ["--covered-top", "2", "--stored", "int8"]
+    arguments += [
+        "--draft-vocab-size",
+        "100",
+        "--layers",
+        "2,1",
+        "--depths",
+        "2,0",
+        "--mlp-width",
+        "0,24",
+        "--distil-steps",
+        "3",
+    ]
+    arguments += ["--covered-top", "2", "--stored", "int8", "--distil-steps", "3"]
     assert main(arguments) == 0
     cards = [(tmp_path / f"ssm-{number}" / "README.md").read_text() for number in (1, 2)]
     assert "SSM 1 of a pool of 2: it was tuned on everything" in cards[0]
@@ -108,7 +119,7 @@ def test_pools_need_as_many_numbers_as_ssms(tmp_path: Path) -> None:
         read_settings([*arguments, "--depths", "1,2,3", "--distil-minutes", "1,2,3", "--feature-layers", "0,3"])
     assert len(raised.value.problems) == 3
     shapes = read_settings([*arguments, "--depths", "4,0", "--distil-minutes", "20,10"]).shapes
-    assert [(shape.num_layers, shape.num_depths, shape.distil_minutes) for shape in shapes] == [(2, 4, 20), (1, 0, 10)]
+    assert shapes == (SsmShape(2, 4, 0, 20.0), SsmShape(1, 0, 0, 10.0))
 
 
 def test_a_base_model_of_another_architecture_is_shrunk(base_model_folder: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from specgrove_drafter.tuning.batches import collate
 from specgrove_drafter.tuning.depth_head import DepthHead
 from specgrove_drafter.tuning.hub import Target, load_target_model
 from specgrove_drafter.tuning.shards import Document
-from specgrove_drafter.tuning.ssm import NormalEquations, fit_batches, fit_head, head_weight, trim_rows
+from specgrove_drafter.tuning.ssm import NormalEquations, build_ssm, fit_batches, fit_head, head_weight, trim_rows
 from specgrove_drafter.tuning.vocabulary import DraftVocabulary, choose_vocabulary
 
 MakeDocument = Callable[[int, int], Document]
@@ -114,6 +114,20 @@ def test_trimmed_table_ends_with_the_mean_of_the_rest(vocabulary: DraftVocabular
     trimmed = trim_rows(table, vocabulary)
     torch.testing.assert_close(trimmed[:-1], table[0::2])
     torch.testing.assert_close(trimmed[-1], table[1::2].mean(0))
+
+
+def test_a_narrow_ssm_keeps_the_channels_that_move_most(target: Target, vocabulary: DraftVocabulary) -> None:
+    model = load_target_model(target, CPU, pack=False)
+    with torch.no_grad():
+        mlp = model.model.layers[0].mlp
+        for channel in range(8, 48):  # all but the first eight
+            mlp.up_proj.weight[channel] *= 1e-3
+    narrow = build_ssm(model, vocabulary, 1, {"eos_token_id": 1}, mlp_width=8)
+    assert narrow.config.intermediate_size == 8
+    kept = narrow.model.layers[0].mlp
+    states = torch.randn(5, 32)
+    torch.testing.assert_close(kept(states), mlp(states), atol=2e-2, rtol=2e-2)
+    assert torch.equal(kept.down_proj.weight, mlp.down_proj.weight[:, :8])
 
 
 def test_ssm_has_the_targets_layers(target: Target, ssm: Any) -> None:

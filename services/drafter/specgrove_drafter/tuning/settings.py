@@ -21,7 +21,13 @@ class SsmShape:
 
     num_layers: int
     num_depths: int  # draft depths with feature maps; 0 = reads its own states only
+    mlp_width: int  # channels of its MLPs; 0 = as many as the target has
     distil_minutes: float | None
+
+    @property
+    def described(self) -> str:
+        """A short name of all but the time: checkpoints carry it."""
+        return f"{self.num_layers}l{self.num_depths}d" + (f"{self.mlp_width}w" if self.mlp_width else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +48,7 @@ class Settings:
     writers: int
     layers: tuple[int, ...]
     depths: tuple[int, ...]
+    mlp_width: tuple[int, ...]
     covered_top: int
     draft_vocab_size: int
     fit_tokens: int
@@ -99,9 +106,10 @@ class Settings:
         return [
             (min(self.layers) < 1, f"--layers: must be at least 1, not {min(self.layers)}"),
             (min(self.depths) < 0, f"--depths: must not be negative, not {min(self.depths)}"),
-            (
-                len(self.depths) not in (1, num_ssms),
-                f"--depths: give one number, or one for each of the {num_ssms} SSMs",
+            (min(self.mlp_width) < 0, f"--mlp-width: must not be negative, not {min(self.mlp_width)}"),
+            *(
+                (len(values) not in (1, num_ssms), f"{flag}: give one number, or one for each of the {num_ssms} SSMs")
+                for flag, values in (("--depths", self.depths), ("--mlp-width", self.mlp_width))
             ),
             (
                 minutes is not None and len(minutes) not in (1, num_ssms),
@@ -119,10 +127,9 @@ class Settings:
     def shapes(self) -> tuple[SsmShape, ...]:
         """The SSMs of the pool, in the order they are tuned."""
         num_ssms = len(self.layers)
-        depths = self.depths * num_ssms if len(self.depths) == 1 else self.depths
-        minutes: tuple[float | None, ...] = self.distil_minutes or (None,)
-        minutes = minutes * num_ssms if len(minutes) == 1 else minutes
-        return tuple(SsmShape(*shape) for shape in zip(self.layers, depths, minutes, strict=True))
+        columns: list[tuple[float | None, ...]] = [self.depths, self.mlp_width, self.distil_minutes or (None,)]
+        spread = [column * num_ssms if len(column) == 1 else column for column in columns]
+        return tuple(SsmShape(*shape) for shape in zip(self.layers, *spread, strict=True))
 
     def folder_of(self, number: int) -> Path:
         """Where SSM `number`, from 1, goes: `--out` itself when it is the only one."""
@@ -146,6 +153,7 @@ class Settings:
                 words += [flag, value.name]
         shown = ["eval_every"] if self.eval_prompts is not None else []
         shown += ["tokens", "slots", "writers", "document_tokens", "feature_layers", "layers", "depths"]
+        shown += ["mlp_width"] if any(self.mlp_width) else []
         shown += ["covered_top"] if len(self.layers) > 1 else []
         shown += ["draft_vocab_size", "fit_tokens", "ridge"]
         shown += ["distil_minutes", "distil_steps", "learning_rate", "batch_tokens", "stored", "seed"]
@@ -205,6 +213,12 @@ def read_settings(arguments: Sequence[str]) -> Settings:
         type=_counts,
         default=(4,),
         help="draft depths with feature maps, one number or one for each SSM; 0: no features (default 4)",
+    )
+    add(
+        "--mlp-width",
+        type=_counts,
+        default=(0,),
+        help="channels kept of each MLP, the strongest first, one number or one for each SSM; 0: all (default 0)",
     )
     add(
         "--covered-top",

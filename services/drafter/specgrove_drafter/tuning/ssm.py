@@ -19,6 +19,7 @@ from torch import Tensor
 from specgrove_drafter.tuning.batches import Batch, KeptPositions, in_order
 from specgrove_drafter.tuning.depth_head import DepthHead
 from specgrove_drafter.tuning.hub import build_small
+from specgrove_drafter.tuning.mlp_width import narrow_mlps
 from specgrove_drafter.tuning.shards import Document
 from specgrove_drafter.tuning.vocabulary import DraftVocabulary
 
@@ -66,14 +67,19 @@ def build_ssm(
     *,
     num_depths: int = 0,
     num_features: int = 0,
+    mlp_width: int = 0,
 ) -> Any:
-    """The SSM with the target's first layers and trimmed tables; its head knows nothing until it is fitted."""
+    """The SSM with the target's first layers and trimmed tables; its head knows nothing until it is fitted.
+
+    `mlp_width` 0 keeps the MLPs as wide as the target's.
+    """
+    width = {"intermediate_size": mlp_width} if mlp_width else {}
     ssm = build_small(
         target_model.config,
         num_layers=num_layers,
         vocab_size=vocabulary.size,
         token_ids=token_ids,
-        extra={"draft_vocab_other_id": vocabulary.other_id},
+        extra={"draft_vocab_other_id": vocabulary.other_id, **width},
     )
     source = target_model.state_dict()
     wanted = {
@@ -81,6 +87,8 @@ def build_ssm(
         for name, value in ssm.state_dict().items()
         if name in source and source[name].shape == value.shape
     }
+    if mlp_width:
+        wanted |= narrow_mlps(source, num_layers, mlp_width)
     wanted["model.embed_tokens.weight"] = trim_rows(source["model.embed_tokens.weight"].float().cpu(), vocabulary)
     neutral = _neutral_weight(ssm.model.norm, ssm.config.hidden_size)
     if neutral is not None:

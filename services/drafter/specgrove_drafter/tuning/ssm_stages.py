@@ -130,6 +130,7 @@ class SsmStages:
             token_ids,
             num_depths=self.shape.num_depths,
             num_features=self.corpus.num_features,
+            mlp_width=self.shape.mlp_width,
         )
         return ssm.to(self.settings.device)
 
@@ -187,7 +188,7 @@ class SsmStages:
     def _stamp(self) -> str:
         """Names everything that a checkpoint of this SSM depends on."""
         settings, corpus = self.settings, self.corpus
-        shapes = "+".join(f"{shape.num_layers}l{shape.num_depths}d" for shape in settings.shapes[: self.number])
+        shapes = "+".join(shape.described for shape in settings.shapes[: self.number])
         made_from = (
             settings.seed,
             settings.train_tables,

@@ -22,7 +22,7 @@ from specgrove_drafter.tuning.shards import num_tokens_on_disk, shards_on_disk
 if TYPE_CHECKING:
     from specgrove_drafter.tuning.settings import Settings
 
-LOOK_EVERY_S = 5.0
+LOOK_EVERY_S = 1.0
 
 
 def run_writers(settings: Settings, shards: Path, meter: Meter) -> None:
