@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from specgrove.proto.v1 import generation_pb2
 from specgrove.text import Tokenizer
 from specgrove_local.cluster import LocalCluster
 from specgrove_local.options import ClusterOptions
 from specgrove_local.ports import PortPicker
 from support.exactness import LogitGap, TieCount, assert_equal_but_for_ties
 from support.gateway_client import Ask, GatewayClient
-from support.live_cluster import COMMITTED, STEPS, drafting, metric, ssm_flags
+from support.live_cluster import AHEAD_FLAGS, COMMITTED, STEPS, drafting, metric, ssm_flags
 from support.prompts import chat_prompts
 from support.transformers_reference import TransformersReference
 
@@ -22,6 +23,9 @@ _NUM_PROMPTS = 40
 _NUM_TRANSFORMERS_PROMPTS = 10
 _MAX_TOKENS = 64
 _STREAM_TOKENS = 32
+_COUPLED = generation_pb2.VERIFICATION_RULE_COUPLED
+_MSS = generation_pb2.VERIFICATION_RULE_MSS
+_NAIVE = generation_pb2.VERIFICATION_RULE_NAIVE
 
 
 def test_speculation_changes_no_token_of_forty_prompts(
@@ -44,6 +48,32 @@ def test_speculation_changes_no_token_of_forty_prompts(
         served_logit_gap,
         ties,
     )
+
+
+@pytest.mark.parametrize("ahead_flags", [("--ahead", "off"), AHEAD_FLAGS], ids=["ahead off", "ahead on"])
+def test_no_rule_and_no_shape_changes_a_greedy_token(
+    cluster: LocalCluster,
+    client: GatewayClient,
+    tokenizer: Tokenizer,
+    served_logit_gap: LogitGap,
+    ties: TieCount,
+    ahead_flags: tuple[str, ...],
+) -> None:
+    prompts = chat_prompts(tokenizer, 4)
+    plain = client.ask_all([Ask(prompt, _STREAM_TOKENS, speculation=False) for prompt in prompts])
+    with drafting(cluster, *ssm_flags(), *ahead_flags):
+        for rule, expansion in ((_MSS, ()), (_NAIVE, ()), (_MSS, (2, 2)), (_COUPLED, (1, 1, 3))):
+            asks = [Ask(prompt, _STREAM_TOKENS, rule=rule, expansion=expansion) for prompt in prompts]
+            answers = client.ask_all(asks, concurrency=4)
+            assert sum(answer.stats.num_accepted_tokens for answer in answers) > 0
+            assert_equal_but_for_ties(
+                f"greedy, rule {rule} and shape {expansion}",
+                prompts,
+                [answer.token_ids for answer in plain],
+                [answer.token_ids for answer in answers],
+                served_logit_gap,
+                ties,
+            )
 
 
 def test_eight_concurrent_streams_take_fewer_target_forwards_than_tokens_and_equal_their_solo_runs(

@@ -14,6 +14,7 @@ from specgrove.runtime.attention import PackedStep
 from specgrove.runtime.forward import PackedForward, SequenceRows
 from specgrove.runtime.kv_cache import CachedSequence, KVCache, KVShape
 from specgrove.runtime.loading import LoadedModel
+from specgrove.runtime.state_tap import RewriteStates
 
 
 class RecordingModel:
@@ -26,7 +27,12 @@ class RecordingModel:
         self.calls: list[SimpleNamespace] = []
 
     def logits(
-        self, token_ids: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor, step: PackedStep
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        wanted: torch.Tensor,
+        step: PackedStep,
+        before_head: RewriteStates | None,
     ) -> torch.Tensor:
         self.steps.append(step)
         self.calls.append(SimpleNamespace(token_ids=token_ids, positions=positions, wanted=wanted))

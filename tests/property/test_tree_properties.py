@@ -102,7 +102,7 @@ def test_truncation_keeps_a_tree_within_its_limits(tree: TokenTree, max_nodes: i
 def test_a_tree_survives_the_wire(tree: TokenTree, session_key: int, base_len: int, base_hash: int) -> None:
     message = wire.tree_to_proto(session_key, base_len, base_hash, tree, 0.5)
     arrived = speculation_pb2.TokenTree.FromString(message.SerializeToString())
-    draft = wire.draft_from_proto(arrived)
+    draft = wire.draft_from_proto(arrived, max_nodes=tree.num_draft_nodes)
     assert (draft.session_key, draft.base_len, draft.base_hash, draft.draft_s) == (
         session_key,
         base_len,

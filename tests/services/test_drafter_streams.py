@@ -2,43 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
-import torch
 
-from specgrove.base_hash import EMPTY_HASH, extend_hash
-from specgrove.errors import VocabularyMismatch
 from specgrove.proto.v1 import speculation_pb2 as pb
 from specgrove.sampling.noise import NoiseRows
 from specgrove.sampling.params import SamplingParams
 from specgrove.sampling.target_choice import choose_tokens
-from specgrove.session import Pod, PodRegistry, connect
 from specgrove.telemetry import CollectorRegistry
 from specgrove.text import Tokenizer
-from specgrove.tree import TokenTree
-from specgrove.wire import tree_from_proto
-from specgrove_drafter.build import build_drafter
 from specgrove_drafter.config import DrafterConfig
-from specgrove_drafter.drafter import Drafter
-from support.draft_streams import DraftStream, DraftVerifier
-from support.redis_server import RedisServer
+from support.draft_streams import DraftStream, DraftVerifier, read_tree
+from support.live_drafter import drafter_config, running_drafter
 from support.tiny_models import own_logits, own_model, write_tiny_model
+from support.waiting import until
 
 PROMPT = [5, 9, 33, 7]
 VOCAB = 96
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
@@ -46,29 +29,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_model(tmp_path_factory.mktemp("ssm"))
 
 
-def make_config(folder: Path, verifiers: Sequence[str], **settings: object) -> DrafterConfig:
-    defaults: dict[str, object] = {
-        "ssm": (str(folder),),
-        "weights": "float32",
-        "threads": 1,
-        "kv_tokens": 2048,
-        "min_path_prob": 0.0,
-        "prompt_lookup": False,
-        "verifiers": tuple(verifiers),
-    }
-    return DrafterConfig(**(defaults | settings))
-
-
-@asynccontextmanager
-async def running(
-    config: DrafterConfig, registry: CollectorRegistry | None = None, **parts: object
-) -> AsyncIterator[Drafter]:
-    drafter = build_drafter(config, registry or CollectorRegistry(), pod_id="drafter-1", address="127.0.0.1:1", **parts)
-    await drafter.start()
-    try:
-        yield drafter
-    finally:
-        await drafter.stop()
+def make_config(folder: Path, verifiers: Sequence[str], **settings: Any) -> DrafterConfig:
+    return drafter_config([folder], verifiers, **({"min_path_prob": 0.0, "prompt_lookup": False} | settings))
 
 
 @pytest.fixture
@@ -77,19 +39,6 @@ async def verifier() -> AsyncIterator[DraftVerifier]:
     await fake.start()
     yield fake
     await fake.stop()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
-        while not condition():
-            await asyncio.sleep(0.01)
-
-
-def read_tree(message: pb.TokenTree, tokens: Sequence[int]) -> TokenTree:
-    """The tree as a verifier would take it in under `tokens`."""
-    assert message.base_len == len(tokens)
-    assert message.base_hash == extend_hash(EMPTY_HASH, tokens)
-    return tree_from_proto(message, root_token_id=tokens[-1], vocab_size=VOCAB, max_nodes=8, max_depth=4)
 
 
 def greedy_path(folder: Path, tokens: Sequence[int], length: int) -> tuple[int, ...]:
@@ -101,7 +50,7 @@ def greedy_path(folder: Path, tokens: Sequence[int], length: int) -> tuple[int, 
 
 async def test_hello_names_the_drafter_and_its_vocabulary(folder: Path, verifier: DraftVerifier) -> None:
     config = make_config(folder, [verifier.address], prompt_lookup=True, max_sessions=17)
-    async with running(config):
+    async with running_drafter(config):
         stream = await verifier.stream()
     assert stream.hello.protocol_version == 1
     assert stream.hello.drafter_id == "drafter-1"
@@ -113,7 +62,7 @@ async def test_hello_names_the_drafter_and_its_vocabulary(folder: Path, verifier
 async def test_trees_hold_what_the_model_would_say_and_follow_the_commits(
     folder: Path, verifier: DraftVerifier
 ) -> None:
-    async with running(make_config(folder, [verifier.address], expansion="2,2")):
+    async with running_drafter(make_config(folder, [verifier.address], expansion="2,2")):
         stream = await verifier.stream()
         stream.open(1, PROMPT, stop_token_ids=())
         tree = read_tree(await stream.tree(), PROMPT)
@@ -133,7 +82,7 @@ async def test_with_draft_equal_to_target_sampling_drafts_are_accepted(
     model, noise = own_model(folder), NoiseRows(params.seed, VOCAB)
     tokens = list(PROMPT)
     num_accepted = 0
-    async with running(make_config(folder, [verifier.address], expansion="1,1,1,1")):
+    async with running_drafter(make_config(folder, [verifier.address], expansion="1,1,1,1")):
         stream = await verifier.stream()
         stream.open(1, tokens, sampling=params, stop_token_ids=())
         for _ in range(6):
@@ -151,7 +100,7 @@ async def test_with_draft_equal_to_target_sampling_drafts_are_accepted(
 
 
 async def test_an_expansion_config_shapes_the_tree(folder: Path, verifier: DraftVerifier) -> None:
-    async with running(make_config(folder, [verifier.address], expansion="2,1,2")):
+    async with running_drafter(make_config(folder, [verifier.address], expansion="2,1,2")):
         stream = await verifier.stream()
         stream.open(1, PROMPT, stop_token_ids=())
         tree = read_tree(await stream.tree(), PROMPT)
@@ -160,7 +109,7 @@ async def test_an_expansion_config_shapes_the_tree(folder: Path, verifier: Draft
 
 async def test_sessions_are_drafted_together(folder: Path, verifier: DraftVerifier) -> None:
     registry = CollectorRegistry()
-    async with running(make_config(folder, [verifier.address]), registry):
+    async with running_drafter(make_config(folder, [verifier.address]), registry):
         stream = await verifier.stream()
         for key in range(8):
             stream.open(key, [*PROMPT, key + 10], stop_token_ids=())
@@ -177,7 +126,7 @@ async def test_two_verifiers_may_use_the_same_session_key(folder: Path) -> None:
     first, second = DraftVerifier(verifier_id="a"), DraftVerifier(verifier_id="b")
     await first.start()
     await second.start()
-    async with running(make_config(folder, [first.address, second.address])):
+    async with running_drafter(make_config(folder, [first.address, second.address])):
         for verifier, tokens in ((first, PROMPT), (second, [8, 8, 8])):
             stream = await verifier.stream()
             stream.open(1, tokens, stop_token_ids=())
@@ -187,7 +136,7 @@ async def test_two_verifiers_may_use_the_same_session_key(folder: Path) -> None:
 
 
 async def test_a_lost_place_is_said_and_an_open_mends_it(folder: Path, verifier: DraftVerifier) -> None:
-    async with running(make_config(folder, [verifier.address])):
+    async with running_drafter(make_config(folder, [verifier.address])):
         stream = await verifier.stream()
         stream.open(1, PROMPT, stop_token_ids=())
         await stream.tree()
@@ -200,7 +149,7 @@ async def test_a_lost_place_is_said_and_an_open_mends_it(folder: Path, verifier:
 
 
 async def test_a_zero_budget_is_answered_with_silence(folder: Path, verifier: DraftVerifier) -> None:
-    async with running(make_config(folder, [verifier.address])):
+    async with running_drafter(make_config(folder, [verifier.address])):
         stream = await verifier.stream()
         stream.open(1, PROMPT, max_nodes=0)
         stream.open(2, PROMPT, max_nodes=4)
@@ -209,7 +158,7 @@ async def test_a_zero_budget_is_answered_with_silence(folder: Path, verifier: Dr
 
 
 async def test_capacity_is_said(folder: Path, verifier: DraftVerifier) -> None:
-    async with running(make_config(folder, [verifier.address], max_sessions=1)):
+    async with running_drafter(make_config(folder, [verifier.address], max_sessions=1)):
         stream = await verifier.stream()
         stream.open(1, PROMPT)
         await stream.tree()
@@ -220,117 +169,9 @@ async def test_capacity_is_said(folder: Path, verifier: DraftVerifier) -> None:
         await stream.tree()
 
 
-@pytest.mark.parametrize(
-    "bad",
-    [
-        {"open": pb.Open(session_key=9, token_ids=[5, VOCAB], budget=pb.DraftBudget(max_nodes=4, max_depth=4))},
-        {"open": pb.Open(session_key=9, budget=pb.DraftBudget(max_nodes=4, max_depth=4))},
-        {"open": pb.Open(session_key=9, token_ids=[5])},
-        {"commit": pb.Commit(session_key=1, from_len=4, token_ids=[2**32 - 1])},
-        {"commit": pb.Commit(session_key=77, from_len=2**32 - 1, token_ids=[1])},
-        {"close": pb.Close(session_key=77)},
-        {"welcome": pb.Welcome()},
-        {},
-    ],
-    ids=[
-        "id out of range",
-        "no tokens",
-        "no sampling",
-        "bad commit",
-        "unknown session",
-        "unknown close",
-        "welcome",
-        "empty",
-    ],
-)
-async def test_a_malformed_message_hurts_nobody_else(
-    folder: Path, verifier: DraftVerifier, bad: dict[str, object]
-) -> None:
-    async with running(make_config(folder, [verifier.address])):
-        stream = await verifier.stream()
-        stream.open(1, PROMPT, stop_token_ids=())
-        stream.open(2, PROMPT, stop_token_ids=())
-        await stream.tree()
-        await stream.tree()
-        stream.send(**bad)
-        tokens = [*PROMPT, 11]
-        stream.commit(2, len(PROMPT), tokens[-1:])
-        while (answer := await stream.answer()).tree.session_key != 2:
-            assert answer.WhichOneof("message") == "decline"
-        read_tree(answer.tree, tokens)
-
-
-async def test_a_verifier_that_comes_back_is_used_within_two_seconds(folder: Path) -> None:
-    before = DraftVerifier()
-    await before.start()
-    port = before.port
-    async with running(make_config(folder, [before.address])):
-        stream = await before.stream()
-        stream.open(1, PROMPT)
-        await stream.tree()
-        await before.stop()
-        await asyncio.sleep(1.5)
-        after = DraftVerifier(port=port)
-        await after.start()
-        back_s = time.monotonic()
-        stream = await after.stream()
-        stream.open(1, PROMPT)
-        await stream.tree()
-        assert time.monotonic() - back_s < 2.0
-    await after.stop()
-
-
-async def test_a_stream_that_the_verifier_ends_is_dialled_again(folder: Path, verifier: DraftVerifier) -> None:
-    async with running(make_config(folder, [verifier.address])) as drafter:
-        stream = await verifier.stream()
-        stream.open(1, PROMPT)
-        await stream.tree()
-        stream.end()
-        await verifier.stream()
-        assert drafter.inbox.num_mirrors() == 0
-
-
-async def test_a_refusal_is_not_hammered(folder: Path, verifier: DraftVerifier) -> None:
-    verifier.refusal = VocabularyMismatch("the drafter's vocabulary is another one")
-    async with running(make_config(folder, [verifier.address])):
-        await asyncio.sleep(1.0)
-        assert verifier.num_hellos == 1
-
-
-async def test_stopping_ends_the_stream_in_good_order(folder: Path, verifier: DraftVerifier) -> None:
-    async with running(make_config(folder, [verifier.address])):
-        stream = await verifier.stream()
-        stream.open(1, PROMPT)
-        await stream.tree()
-    async with asyncio.timeout(2):
-        await stream.is_ended.wait()
-
-
-async def test_verifiers_are_found_in_redis_and_kept_while_it_is_away(
-    folder: Path, verifier: DraftVerifier, redis_server: RedisServer
-) -> None:
-    redis = connect(redis_server.url)
-    registry = PodRegistry(redis)
-    config = make_config(folder, [], redis_url=redis_server.url)
-    async with running(config, redis=redis) as drafter:
-        await registry.announce(Pod("verifier", "v", "one", verifier.address))
-        stream = await verifier.stream()
-        [pod] = await registry.list_pods("drafter")
-        assert (pod.pod_id, pod.attributes["members"]) == ("drafter-1", folder.name)
-        redis_server.stop()
-        await asyncio.sleep(1.5)
-        stream.open(1, PROMPT)
-        await stream.tree()
-        stream.end()  # dialled again from the last known list
-        await verifier.stream()
-        await until(lambda: drafter.links.connected_addresses == {verifier.address})
-        redis_server.start()
-    await redis.aclose()
-
-
 async def test_metrics_count_what_became_of_the_drafts(folder: Path, verifier: DraftVerifier) -> None:
     registry = CollectorRegistry()
-    async with running(make_config(folder, [verifier.address]), registry):
+    async with running_drafter(make_config(folder, [verifier.address]), registry):
         stream = await verifier.stream()
         stream.open(1, PROMPT, stop_token_ids=())
         tree = read_tree(await stream.tree(), PROMPT)
@@ -345,7 +186,7 @@ async def test_metrics_count_what_became_of_the_drafts(folder: Path, verifier: D
 
 
 async def test_a_flood_of_commits_is_answered_for_the_newest_base(folder: Path, verifier: DraftVerifier) -> None:
-    async with running(make_config(folder, [verifier.address])):
+    async with running_drafter(make_config(folder, [verifier.address])):
         stream: DraftStream = await verifier.stream()
         tokens = list(PROMPT)
         stream.open(1, tokens, stop_token_ids=())

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from specgrove.base_hash import EMPTY_HASH, extend_hash
 from specgrove.runtime.loading import LoadedModel, load_model
@@ -19,26 +18,18 @@ from specgrove.sampling.params import SamplingParams
 from specgrove.sampling.target_choice import choose_tokens
 from specgrove.telemetry import CollectorRegistry
 from specgrove.wire import tree_from_proto
-from specgrove_drafter.build import build_drafter
-from specgrove_drafter.config import DrafterConfig
 from specgrove_drafter.drafter import Drafter
 from specgrove_drafter.members.ssm import SsmMember
 from support.draft_streams import DraftVerifier
+from support.live_drafter import drafter_config, running_drafter
 from support.tiny_models import own_logits, own_model, write_tiny_model
 from support.tiny_verifier import request_message, running_verifier
+from support.waiting import until
 
 VOCAB = 96
 PROMPT = [5, 9, 33, 7]
 GUESSES = "specgrove:drafter_num_ahead_guesses_total"
 HITS = "specgrove:drafter_num_ahead_hits_total"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
@@ -60,26 +51,14 @@ def target(folder: Path) -> LoadedModel:
 async def running(
     ssms: Sequence[Path], address: str, registry: CollectorRegistry | None = None, **settings: Any
 ) -> AsyncIterator[Drafter]:
-    defaults: dict[str, Any] = {"threads": 1, "kv_tokens": 4096, "weights": "float32"}
-    defaults |= {"max_ahead_share": 1.0, "min_ahead_prob": 0.0}  # always something to do ahead
-    config = DrafterConfig(ssm=tuple(map(str, ssms)), verifiers=(address,), **(defaults | settings))
-    drafter = build_drafter(config, registry or CollectorRegistry(), pod_id="drafter", address="127.0.0.1:1")
-    await drafter.start()
-    try:
+    always = {"kv_tokens": 4096, "max_ahead_share": 1.0, "min_ahead_prob": 0.0}  # something to do ahead
+    async with running_drafter(drafter_config(ssms, [address], **(always | settings)), registry) as drafter:
         yield drafter
-    finally:
-        await drafter.stop()
 
 
 def cached_sessions(drafter: Drafter) -> int:
     members = [member for member in drafter.ensemble._members if isinstance(member, SsmMember)]
     return sum(member._model.num_cached_sessions for member in members)  # type: ignore[attr-defined]
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 async def replayed(folder: Path, params: SamplingParams, registry: CollectorRegistry, **settings: Any) -> list[object]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -17,26 +17,18 @@ from specgrove.runtime.loading import LoadedModel, load_model
 from specgrove.sampling.params import SamplingParams
 from specgrove.telemetry import CollectorRegistry
 from specgrove.wire import sampling_to_proto
-from specgrove_drafter.build import build_drafter
-from specgrove_drafter.config import DrafterConfig
 from support.draft_streams import DraftStream, DraftVerifier
 from support.feature_maps import write_feature_maps
+from support.live_drafter import drafter_config, running_drafter
 from support.tiny_models import own_features, own_model, write_tiny_model
 from support.tiny_verifier import HeldSession, Reply, drafting, request_message, running_verifier, tree_message
+from support.waiting import until
 
 PROMPT = [5, 6, 7]
 MAX_TOKENS = 24
 LAYERS = (3, 1)
 NUM_VALUES = 3 * 32
 GREEDY = SamplingParams(temperature=0.0)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
@@ -56,21 +48,9 @@ def ssm_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @asynccontextmanager
 async def drafter_for(folders: Sequence[Path], address: str, registry: CollectorRegistry, **settings: Any) -> Any:
-    config = DrafterConfig(
-        ssm=tuple(map(str, folders)),
-        weights="float32",
-        threads=1,
-        kv_tokens=2048,
-        prompt_lookup=False,
-        verifiers=(address,),
-        **settings,
-    )
-    drafter = build_drafter(config, registry, pod_id="drafter-1", address="127.0.0.1:1")
-    await drafter.start()
-    try:
+    config = drafter_config(folders, [address], prompt_lookup=False, **settings)
+    async with running_drafter(config, registry) as drafter:
         yield drafter
-    finally:
-        await drafter.stop()
 
 
 def recording(truth: Sequence[int], heard: list[tuple[list[int], bytes]]) -> Reply:
@@ -169,12 +149,6 @@ async def test_a_drafter_uses_the_features_of_opens_and_commits_and_ignores_thos
     sample = registry.get_sample_value
     assert sample("specgrove:drafter_num_refused_features_total") == 3
     assert sample("specgrove:drafter_num_feature_fed_rows_total", {"member": ssm_folder.name}) == 4
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 0.9, "seed": 3}])

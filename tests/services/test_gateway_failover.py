@@ -14,9 +14,10 @@ from specgrove.errors import Overloaded, PeerUnavailable, StaleEpoch
 from specgrove.session import Heartbeat, Pod, PodRegistry, SessionStore, connect
 from specgrove.text import Tokenizer
 from support.fake_verifier import FakeVerifier
-from support.gateway import RunningGateway, running_gateway, until
+from support.gateway import RunningGateway, running_gateway
 from support.redis_server import RedisServer
 from support.tiny_tokenizer import write_tiny_tokenizer
+from support.waiting import until
 
 ANSWER = "Hello world, this is a small text about oaks 🌳 and beeches in a specgrove."
 
@@ -208,3 +209,22 @@ async def registered(redis_url: str, verifiers: Sequence[FakeVerifier]) -> Async
             await stack.enter_async_context(Heartbeat(registry, pod))
         yield
     await redis.aclose()
+
+
+async def test_health_is_the_process_and_ready_is_a_healthy_verifier(folder: Path, start: Any) -> None:
+    verifier = await start("one")
+    await verifier.stop()
+    async with running_gateway(folder, [verifier], wait_ready=False, failover_wait_s=0.1) as gateway:
+        assert (await gateway.http.get("/health")).status_code == 200
+        assert (await gateway.http.get("/ready")).status_code == 503
+        assert (await gateway.chat()).status_code == 503
+
+
+async def test_a_verifier_with_another_vocabulary_is_not_used(folder: Path, start: Any) -> None:
+    verifier = await start("one")
+    verifier.vocab_hash = "other"
+    async with running_gateway(folder, [verifier], wait_ready=False, failover_wait_s=0.1) as gateway:
+        await asyncio.sleep(0.3)
+        assert (await gateway.http.get("/ready")).status_code == 503
+        assert (await gateway.chat()).status_code == 503
+        assert verifier.requests == []

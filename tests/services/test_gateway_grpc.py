@@ -17,8 +17,9 @@ from specgrove.proto.v1 import gateway_pb2, gateway_pb2_grpc, generation_pb2
 from specgrove.rpc import open_channel
 from specgrove.text import Tokenizer
 from support.fake_verifier import FakeVerifier
-from support.gateway import MODEL, RunningGateway, running_gateway, until
+from support.gateway import MODEL, RunningGateway, running_gateway
 from support.tiny_tokenizer import write_tiny_tokenizer
+from support.waiting import until
 
 ANSWER = "Hello 👩‍👩‍👧 world"
 SERVICE = "specgrove.proto.v1.GatewayService"

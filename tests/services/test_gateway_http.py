@@ -18,8 +18,9 @@ from specgrove.text import Tokenizer
 from specgrove_gateway.openai_http import endpoints
 from specgrove_gateway.openai_http.body import json_object
 from support.fake_verifier import FakeVerifier
-from support.gateway import MODEL, RunningGateway, running_gateway, until
+from support.gateway import MODEL, RunningGateway, running_gateway
 from support.tiny_tokenizer import write_tiny_tokenizer
+from support.waiting import until
 
 ANSWER = "Hello 👩‍👩‍👧 world, the END of 🌳 text."
 EOS = 2
@@ -278,23 +279,6 @@ async def test_a_long_body_is_parsed_off_the_loop(gateway: RunningGateway, monke
     assert (await gateway.chat()).status_code == 200
     assert (await gateway.chat("oak " * 10_000)).status_code == 400
     assert threads == [True, False]
-
-
-async def test_health_is_the_process_and_ready_is_a_healthy_verifier(folder: Path, verifier: FakeVerifier) -> None:
-    await verifier.stop()
-    async with running_gateway(folder, [verifier], wait_ready=False, failover_wait_s=0.1) as gateway:
-        assert (await gateway.http.get("/health")).status_code == 200
-        assert (await gateway.http.get("/ready")).status_code == 503
-        assert (await gateway.chat()).status_code == 503
-
-
-async def test_a_verifier_with_another_vocabulary_is_not_used(folder: Path, verifier: FakeVerifier) -> None:
-    verifier.vocab_hash = "other"
-    async with running_gateway(folder, [verifier], wait_ready=False, failover_wait_s=0.1) as gateway:
-        await asyncio.sleep(0.3)
-        assert (await gateway.http.get("/ready")).status_code == 503
-        assert (await gateway.chat()).status_code == 503
-        assert verifier.requests == []
 
 
 async def test_metrics_count_tokens_latencies_and_finish_reasons(gateway: RunningGateway) -> None:

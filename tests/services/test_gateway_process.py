@@ -13,8 +13,8 @@ import httpx
 
 from specgrove.text import Tokenizer
 from support.fake_verifier import FakeVerifier
-from support.gateway import until
 from support.tiny_tokenizer import write_tiny_tokenizer
+from support.waiting import until
 
 ANSWER = "Hello world, this is a small text about oaks and beeches in a specgrove."
 

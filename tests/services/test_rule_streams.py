@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from specgrove.draft_laws import check_laws
 from specgrove.proto.v1 import generation_pb2
@@ -18,23 +17,14 @@ from specgrove.sampling.params import SamplingParams
 from specgrove.sampling.rules import Rule
 from specgrove.telemetry import CollectorRegistry
 from specgrove.wire import draft_from_proto, rule_to_proto, sampling_to_proto
-from specgrove_drafter.build import build_drafter
-from specgrove_drafter.config import DrafterConfig
 from support.draft_streams import DraftStream, DraftVerifier
+from support.live_drafter import drafter_config, running_drafter
 from support.tiny_models import write_tiny_model
 from support.tiny_verifier import TinyVerifier, request_message, running_verifier
 
 PROMPT = [5, 6, 7, 5, 6, 7]
 VOCAB_SIZE = 96
 SAMPLED = SamplingParams(temperature=1.0, top_k=12)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
@@ -48,23 +38,11 @@ def target(target_folder: Path) -> LoadedModel:
 
 
 @asynccontextmanager
-async def drafter_for(folder: Path, address: str, **settings: Any) -> AsyncIterator[None]:
-    config = DrafterConfig(
-        **{
-            "ssm": (str(folder), str(folder)),
-            "weights": "float32",
-            "threads": 1,
-            "kv_tokens": 2048,
-            "verifiers": (address,),
-            **settings,
-        }
-    )
-    drafter = build_drafter(config, CollectorRegistry(), pod_id="drafter-1", address="127.0.0.1:1")
-    await drafter.start()
-    try:
+async def drafter_for(
+    folder: Path, address: str, registry: CollectorRegistry | None = None, **settings: Any
+) -> AsyncIterator[None]:
+    async with running_drafter(drafter_config([folder, folder], [address], **settings), registry):
         yield
-    finally:
-        await drafter.stop()
 
 
 async def _first_tree(folder: Path, opening: pb.Open, **settings: Any) -> pb.TokenTree:
@@ -91,7 +69,7 @@ def _open(rule: Rule, sampling: SamplingParams = SAMPLED, expansion: tuple[int, 
 
 
 async def test_drafts_under_mss_bring_laws_that_a_verifier_takes(target_folder: Path) -> None:
-    draft = draft_from_proto(await _first_tree(target_folder, _open(Rule.MSS)))
+    draft = draft_from_proto(await _first_tree(target_folder, _open(Rule.MSS)), max_nodes=9)
     tree = draft.to_tree(PROMPT[-1], vocab_size=VOCAB_SIZE, max_nodes=9, max_depth=4)
     laws = check_laws(tree, draft.laws, vocab_size=VOCAB_SIZE, max_draws=9)
     assert sum(len(law.token_ids) == 12 for law in laws if law.parent == 0) == 2  # the session's own truncation

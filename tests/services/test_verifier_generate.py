@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from specgrove.proto.v1 import generation_pb2, verifier_pb2
 from specgrove.rpc import AioRpcError, StatusCode
@@ -20,7 +19,6 @@ from support.tiny_verifier import TinyVerifier, request_message, running_verifie
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
-    torch.set_num_threads(1)
     return load_model(write_tiny_model(tmp_path_factory.mktemp("target"), seed=1), "float32")
 
 

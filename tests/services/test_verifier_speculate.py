@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
-import torch
 
 from specgrove.proto.v1 import speculation_pb2
 from specgrove.rpc import AioRpcError, StatusCode
@@ -32,7 +31,6 @@ PROMPT = [5, 6, 7]
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
-    torch.set_num_threads(1)
     return load_model(write_tiny_model(tmp_path_factory.mktemp("target"), seed=1), "float32")
 
 

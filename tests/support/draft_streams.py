@@ -6,12 +6,15 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
+from specgrove.base_hash import EMPTY_HASH, extend_hash
 from specgrove.errors import SpecgroveError
 from specgrove.proto.v1 import speculation_pb2 as pb
 from specgrove.proto.v1 import verifier_pb2_grpc
 from specgrove.rpc import GrpcServer, ServicerContext
 from specgrove.sampling.params import SamplingParams
-from specgrove.wire import sampling_to_proto
+from specgrove.tree import TokenTree
+from specgrove.wire import sampling_to_proto, tree_from_proto
+from support.tiny_models import VOCAB_SIZE
 
 SERVICE = "specgrove.proto.v1.VerifierService"
 TIMEOUT_S = 10.0
@@ -139,3 +142,10 @@ class DraftVerifier(verifier_pb2_grpc.VerifierServiceServicer):
         async for message in messages:
             stream.incoming.put_nowait(message)
         stream.end()
+
+
+def read_tree(message: pb.TokenTree, tokens: Sequence[int]) -> TokenTree:
+    """The tree as a verifier would take it in under `tokens`."""
+    assert message.base_len == len(tokens)
+    assert message.base_hash == extend_hash(EMPTY_HASH, tokens)
+    return tree_from_proto(message, root_token_id=tokens[-1], vocab_size=VOCAB_SIZE, max_nodes=8, max_depth=4)

@@ -83,11 +83,11 @@ class TableModel:
         self._known |= {self._key(job, path) for job, path in wanted}
         return [self.law_after(job, path, num_children) for job, path in wanted]
 
-    def start(self, jobs: Sequence[DraftJob], num_children: int) -> list[Children | None]:
+    def start(self, jobs: Sequence[DraftJob], num_children: int, enough: Sequence[int] = ()) -> list[Children | None]:
         self.starts += 1
         return [None if job.session in self.unread else self._law(job.root_token_id, num_children) for job in jobs]
 
-    def extend(self, nodes: Sequence[NodeRow], num_children: int) -> list[Expanded]:
+    def extend(self, nodes: Sequence[NodeRow], num_children: int, enough: Sequence[int] = ()) -> list[Expanded]:
         self.rounds.append(list(nodes))
         expanded = []
         for node in nodes:

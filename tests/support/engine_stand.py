@@ -18,7 +18,6 @@ from specgrove.base_hash import EMPTY_HASH, extend_hash
 from specgrove.draft import Draft
 from specgrove.outcome import FinishReason, SpeculationStats
 from specgrove.runtime.loading import LoadedModel
-from specgrove.sampling.params import SamplingParams, SpeculationOptions, StopConditions
 from specgrove.tree import TokenTree, TreeBuilder
 from specgrove_verifier.admission import Admission
 from specgrove_verifier.assembly import build_admission, build_engine, read_tokenizer
@@ -27,32 +26,10 @@ from specgrove_verifier.drafter_pool import CloseSession, CommitTokens, Drafter,
 from specgrove_verifier.engine import Engine
 from specgrove_verifier.generation import Generation, GenerationRequest, StepOutput
 from specgrove_verifier.mailbox import DraftBudget
+from support.generation_requests import GREEDY as GREEDY
+from support.generation_requests import make_request
 
-GREEDY = SamplingParams(temperature=0.0)
 TIMEOUT_S = 30.0
-
-
-def make_request(
-    prompt: Sequence[int],
-    max_tokens: int = 24,
-    *,
-    sampling: SamplingParams = GREEDY,
-    committed: Sequence[int] = (),
-    speculation: SpeculationOptions = SpeculationOptions(),
-    session_id: str = "session",
-    epoch: int = 1,
-    **stop: Any,
-) -> GenerationRequest:
-    return GenerationRequest(
-        session_id,
-        epoch,
-        "request",
-        tuple(prompt),
-        tuple(committed),
-        sampling,
-        StopConditions(max_tokens, **{"ignore_eos": True, **stop}),
-        speculation,
-    )
 
 
 @dataclass(slots=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -12,9 +11,11 @@ from typing import Any
 import httpx
 import openai
 
+from specgrove.text import Tokenizer
 from specgrove_gateway.__main__ import Ports, running
 from specgrove_gateway.config import GatewayConfig
 from support.fake_verifier import FakeVerifier
+from support.waiting import until
 
 MODEL = "tiny"
 
@@ -61,18 +62,25 @@ async def running_gateway(
             yield RunningGateway(ports, http, client)
 
 
+@asynccontextmanager
+async def gateway_that_says_hello_world(folder: Path) -> AsyncIterator[RunningGateway]:
+    """In front of a verifier that answers "Hello world" to everything and must never see a token that does not exist;
+    bodies over 64 KiB are refused."""
+    tokenizer = Tokenizer.load(folder)
+    verifier = FakeVerifier(tokenizer, lambda prompt, seed: [*tokenizer.encode("Hello world"), 2])
+    await verifier.start()
+    async with running_gateway(folder, [verifier], max_body_bytes=64 * 1024) as gateway:
+        yield gateway
+        assert all(max(request.prompt_token_ids) < tokenizer.vocab_size for request in verifier.requests)
+    await verifier.stop()
+
+
+async def says_hello_world(gateway: RunningGateway) -> bool:
+    """Whether an ordinary chat is answered."""
+    answer = await gateway.chat()
+    return bool(answer.status_code == 200 and answer.json()["choices"][0]["message"]["content"] == "Hello world")
+
+
 async def _is_ready(http: httpx.AsyncClient, num_verifiers: int) -> bool:
     page = (await http.get("/metrics")).text
     return f"specgrove:verifiers_healthy {float(num_verifiers)}" in page
-
-
-async def until(condition: Any, timeout_s: float = 10.0) -> None:
-    """Returns once `condition()`, plain or async, is true."""
-    async with asyncio.timeout(timeout_s):
-        while True:
-            value = condition()
-            if asyncio.iscoroutine(value):
-                value = await value
-            if value:
-                return
-            await asyncio.sleep(0.01)

@@ -31,6 +31,8 @@ class Ask:
     seed: int = 0
     speculation: bool = True
     ignore_eos: bool = False
+    rule: int = generation_pb2.VERIFICATION_RULE_UNSPECIFIED
+    expansion: tuple[int, ...] = ()
 
     def to_proto(self) -> gateway_pb2.GenerateRequest:
         return gateway_pb2.GenerateRequest(
@@ -39,7 +41,9 @@ class Ask:
             seed=self.seed,
             max_tokens=self.max_tokens,
             ignore_eos=self.ignore_eos,
-            speculation=generation_pb2.SpeculationOptions(disabled=not self.speculation),
+            speculation=generation_pb2.SpeculationOptions(
+                disabled=not self.speculation, rule=self.rule, expansion=self.expansion
+            ),
         )
 
 

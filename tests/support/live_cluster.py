@@ -34,7 +34,7 @@ def target_folder() -> Path:
 
 
 def ssm_flags() -> tuple[str, ...]:
-    """Drafter flags: prompt lookup and the shipped SSM, or random trees while none is shipped: always some draft."""
+    """Drafter flags: prompt lookup and the shipped SSMs."""
     return ("--prompt-lookup", "--ssm", ",".join(map(str, shipped_ssms())))
 
 

@@ -23,6 +23,7 @@ from specgrove_verifier.engine import Engine
 from specgrove_verifier.mailbox import DraftBudget
 from specgrove_verifier.service import Identity, VerifierService
 from support.tiny_models import text_of
+from support.waiting import until
 
 SERVICE_NAME = "specgrove.proto.v1.VerifierService"
 MODEL_NAME = "tiny"
@@ -100,9 +101,7 @@ class TinyVerifier:
         return self.registry.get_sample_value(name, labels) or 0.0
 
     async def until(self, condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
-        async with asyncio.timeout(timeout_s):
-            while not condition():
-                await asyncio.sleep(0.005)
+        await until(condition, timeout_s)
 
     async def assert_empty(self) -> None:
         """No session, no KV block and no call is left, or will be within moments."""

@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from specgrove.draft import ChildLaw, Draft
+from specgrove.draft_laws import MAX_LAW_LEN
 from specgrove.errors import InvalidInput
 from specgrove.outcome import FinishReason, SpeculationStats
 from specgrove.proto.v1 import generation_pb2, speculation_pb2
-from specgrove.sampling.params import SamplingParams, SpeculationOptions, StopConditions
+from specgrove.sampling.params import MAX_EXPANSION_LEVELS, SamplingParams, SpeculationOptions, StopConditions
 from specgrove.sampling.rules import Rule
 from specgrove.tree import TokenTree
 
@@ -64,7 +65,7 @@ def speculation_from_proto(message: generation_pb2.SpeculationOptions) -> Specul
         message.max_nodes,
         message.max_depth,
         rule_from_proto(message.rule),
-        tuple(message.expansion),
+        tuple(message.expansion[: MAX_EXPANSION_LEVELS + 1]),  # one too many is refused as a million are
     )
 
 
@@ -113,25 +114,35 @@ def tree_to_proto(
     )
 
 
-def draft_from_proto(message: speculation_pb2.TokenTree) -> Draft:
-    """The draft in `message`, not yet compared with anything."""
+def draft_from_proto(message: speculation_pb2.TokenTree, *, max_nodes: int) -> Draft:
+    """The draft in `message`, not yet compared with anything.
+
+    Of lists that are longer than a draft within `max_nodes` can have, one entry too many is kept: enough to be refused,
+    and a message that is all lists costs no more than a large draft.
+    """
+    cut = max_nodes + 1
     return Draft(
         message.session_key,
         message.base_len,
         message.base_hash,
-        tuple(message.token_ids),
-        tuple(message.parents),
-        tuple(message.members),
+        tuple(message.token_ids[:cut]),
+        tuple(message.parents[:cut]),
+        tuple(message.members[:cut]),
         message.draft_s,
-        tuple(ChildLaw(law.parent, tuple(law.token_ids), tuple(law.probs), tuple(law.draws)) for law in message.laws),
+        tuple(_law_from_proto(law, cut) for law in message.laws[:cut]),
     )
+
+
+def _law_from_proto(law: speculation_pb2.ChildLaw, cut: int) -> ChildLaw:
+    longest = MAX_LAW_LEN + 1
+    return ChildLaw(law.parent, tuple(law.token_ids[:longest]), tuple(law.probs[:longest]), tuple(law.draws[:cut]))
 
 
 def tree_from_proto(
     message: speculation_pb2.TokenTree, *, root_token_id: int, vocab_size: int, max_nodes: int, max_depth: int
 ) -> TokenTree:
     """The tree of `message` under `root_token_id`; raises what `Draft.to_tree` raises."""
-    return draft_from_proto(message).to_tree(
+    return draft_from_proto(message, max_nodes=max_nodes).to_tree(
         root_token_id, vocab_size=vocab_size, max_nodes=max_nodes, max_depth=max_depth
     )
 

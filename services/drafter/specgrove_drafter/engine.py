@@ -17,6 +17,7 @@ from specgrove_drafter.ensemble import Ensemble
 from specgrove_drafter.inbox import Inbox, Work
 from specgrove_drafter.jobs import DraftJob
 from specgrove_drafter.metrics import DrafterMetrics
+from specgrove_drafter.trees.sent_draft import VerifiedDraft
 
 _log = logging.getLogger(__name__)
 
@@ -55,13 +56,19 @@ class DraftEngine:
         for session in work.released:
             self._ensemble.release(session)
             self._ahead.forget(session)
-        for verified in work.verified:
-            self._ensemble.learn(verified)
         if work.jobs:
             self._draft(work.jobs)
-        elif work.ahead:
+        self._learn(work.verified)  # after the drafts: a verifier waits for those
+        if work.ahead:
             for sent in self._ahead.step(work.ahead):
                 self._inbox.look_ahead_again(sent)
+
+    def _learn(self, verified: Sequence[VerifiedDraft]) -> None:
+        try:
+            for draft in verified:
+                self._ensemble.learn(draft)
+        except Exception:
+            _log.exception("calibration failed")  # estimates stay as they are; drafting goes on
 
     def _draft(self, jobs: Sequence[DraftJob]) -> None:
         started_s, num_forwards = time.perf_counter(), self._ensemble.num_forwards

@@ -36,7 +36,7 @@ MAX_VERIFIED = 1024  # drafts whose outcome the engine has not taken in yet; the
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What the engine does next: forget `released`, learn from `verified`, then draft `jobs` together.
+    """What the engine does next: forget `released`, draft `jobs` together, then learn from `verified`.
 
     `ahead` is there only without jobs: sent drafts to look ahead of.
     """

@@ -16,6 +16,7 @@ from specgrove.features import FeatureLayout, TargetFeatures
 from specgrove.proto.v1 import speculation_pb2 as pb
 from specgrove.proto.v1.verifier_pb2_grpc import VerifierServiceStub
 from specgrove.rpc import AioRpcError, Channel, error_from_rpc, open_channel
+from specgrove.sampling.params import SpeculationOptions
 from specgrove.sampling.rules import Rule
 from specgrove.wire import PROTOCOL_VERSION, rule_from_proto, sampling_from_proto, tree_to_proto
 from specgrove_drafter.answers import Answer, Decline, DeclineReason, Draft
@@ -179,7 +180,7 @@ class StreamReader:
                 frozenset(message.stop_token_ids),
                 self._features(message.features, len(message.token_ids)),
                 rule_from_proto(message.rule) or Rule.COUPLED,
-                tuple(message.expansion),
+                SpeculationOptions(expansion=tuple(message.expansion)).expansion,  # checks it
             )
         except InvalidInput:
             self._inbox.close_session(self._stream_id, message.session_key)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -101,8 +101,10 @@ class DrafterPool:
     def get(self, number: int) -> Drafter | None:
         return self._drafters.get(number)
 
-    def has_stream_of(self, drafter_id: str) -> bool:
-        return any(drafter.drafter_id == drafter_id for drafter in self._drafters.values())
+    @property
+    def drafters(self) -> Collection[Drafter]:
+        """All that are attached; one that reconnects may be there twice for a while."""
+        return self._drafters.values()
 
     def attach(self, drafter: Drafter) -> None:
         self._drafters[drafter.number] = drafter
@@ -232,12 +234,16 @@ class DrafterPool:
         ]
         return max(known, default=None)
 
+    @property
+    def wants_features(self) -> bool:
+        """Whether any attached drafter asked for the target's states."""
+        return any(drafter.feature_layers for drafter in self._drafters.values())
+
     def feature_layers(self, generations: Iterable[Generation]) -> frozenset[int]:
         """The layers whose states are wanted by those who draft for `generations`, or may come to while nobody does."""
         return frozenset(
             layer
             for generation in generations
-            if generation.request.speculation.is_enabled
             for number in generation.drafters or self._drafters
             for layer in self._drafters[number].feature_layers
         )

@@ -9,7 +9,7 @@ Lives on the engine's thread.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from specgrove.draft import Draft
 from specgrove.tree import TokenTree
@@ -40,9 +40,21 @@ class Drafting:
         self._max_wait_s = max_wait_s
         self._granted = budget.limits
 
-    def grant(self, num_decoding: int) -> None:
-        """Set what each of `num_decoding` sessions may be drafted for the coming step."""
-        self._granted = self._budget.grant(num_decoding, self._pool.usual_latency_s())
+    def grant(self, num_decoding: int, max_nodes: int) -> None:
+        """Set what each of `num_decoding` sessions may be drafted once the coming step is over.
+
+        `max_nodes` is each one's share of a step: a tree that finds no room is drafted and waited for in vain.
+        """
+        worth = self._budget.grant(num_decoding, self._pool.usual_latency_s())
+        self._granted = DraftBudget(min(worth.max_nodes, max_nodes), worth.max_depth)
+
+    def feature_layers(self, generations: Iterable[Generation]) -> frozenset[int]:
+        """The layers whose states are wanted with the coming step's commits: none where no draft will be asked for."""
+        if not self._pool.wants_features:
+            return frozenset()
+        return self._pool.feature_layers(
+            generation for generation in generations if self._budget_for(generation, num_coming=1) != NO_DRAFT
+        )
 
     def ask_for_next(self, generation: Generation, kept: Sequence[int]) -> None:
         """Ask the drafters for the next tree, now that `generation` ends with `kept`; new drafters get it whole."""
@@ -70,8 +82,8 @@ class Drafting:
     def detach(self, number: int) -> None:
         drafter = self._pool.get(number)
         self._pool.detach(number, self._generations.values())
-        if drafter is not None and not self._pool.has_stream_of(drafter.drafter_id):
-            self._metrics.members.forget(drafter)
+        if drafter is not None:
+            self._metrics.members.forget(drafter, self._pool.drafters)
         self._metrics.set_drafters(len(self._pool))
         for generation in self._generations.values():
             if generation.is_decoding and not generation.drafters:
@@ -89,12 +101,13 @@ class Drafting:
         proposers = [self._pool.get(number) for number in generation.mailbox.taken_from]
         self._metrics.members.record(tree, accepted_nodes, proposers)
 
-    def _budget_for(self, generation: Generation) -> DraftBudget:
+    def _budget_for(self, generation: Generation, num_coming: int = 0) -> DraftBudget:
+        """What may be drafted for `generation`, when `num_coming` more tokens are committed."""
         options = generation.request.speculation
         if not options.is_enabled:
             return NO_DRAFT
         granted = self._granted
-        num_left = generation.checker.num_left - 1  # the step adds a token of its own
+        num_left = generation.checker.num_left - num_coming - 1  # the step adds a token of its own
         nodes = min(granted.max_nodes, options.max_nodes or granted.max_nodes)
         depth = min(granted.max_depth, options.max_depth or granted.max_depth, num_left)
         return DraftBudget(nodes, depth) if nodes > 0 and depth > 0 else NO_DRAFT

@@ -139,12 +139,12 @@ class Engine:
         batch = self._scheduler.compose()
         if not batch:
             return
-        wanted_layers = self._pool.feature_layers(scheduled.generation for scheduled in batch if scheduled.reaches_end)
+        decoding = [scheduled.generation for scheduled in batch if scheduled.reaches_end]
+        if decoding:
+            self._drafting.grant(len(decoding), self._scheduler.max_draft_nodes(len(decoding)))
+        wanted_layers = self._drafting.feature_layers(decoding)
         outputs = self._features.run(self._forward, [scheduled.rows() for scheduled in batch], wanted_layers)
         ran = time.monotonic()
-        num_decoding = sum(scheduled.reaches_end for scheduled in batch)
-        if num_decoding:
-            self._drafting.grant(num_decoding)
         first = 0
         for scheduled in batch:
             last = first + scheduled.num_logit_rows
@@ -168,7 +168,8 @@ class Engine:
         kept, finish_reason = _obey_stop(generation, verdict.committed_token_ids(tree))
         num_accepted = min(len(accepted), len(kept))
         self._record(generation, scheduled, kept, num_accepted)
-        self._drafting.credit(generation, tree, accepted[:num_accepted])
+        if scheduled.tree is not None:
+            self._drafting.credit(generation, tree, accepted[:num_accepted])
         generation.append(kept)
         if finish_reason is None:
             generation.features = outputs.features_at(accepted[-1] if accepted else ROOT)

@@ -81,6 +81,8 @@ class FeatureSource:
         problem = self._obstacle
         if any(not 1 <= layer < self._num_layers for layer in layers):
             problem = f"the inner layers of this target are 1 to {self._num_layers - 1}"
+        elif len(set(layers)) < len(layers):
+            problem = "a layer is named twice"  # with every commit it would be sent as often
         elif (size := FeatureLayout(tuple(layers), self._hidden_size).num_bytes) > MAX_FEATURE_BYTES:
             problem = f"they take {size} bytes, the limit is {MAX_FEATURE_BYTES}"
         if not layers or not problem:

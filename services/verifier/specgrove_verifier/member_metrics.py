@@ -32,7 +32,7 @@ class Proposer(Protocol):
 
 
 class MemberMetrics:
-    """Counters by drafter and member. The series of a drafter end with its last stream."""
+    """Counters by drafter and member. A series ends with the last stream that could add to it."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         labels = ["drafter", "member"]
@@ -57,12 +57,17 @@ class MemberMetrics:
         self._add(self._accepted, masks, proposers)
         self._add(self._accepted_alone, [mask for mask in masks if mask.bit_count() == 1], proposers)
 
-    def forget(self, drafter: Proposer) -> None:
-        """Drop the series of a drafter that has no stream left."""
-        drafter_label = drafter.drafter_id[:_MAX_LABEL_LEN]
-        for member_label in self._members_of.pop(drafter_label, ()):
+    def forget(self, drafter: Proposer, others: Iterable[Proposer]) -> None:
+        """Drop the series of a drafter whose stream ended, but for those that one of `others` counts in too."""
+        drafter_label = _drafter_label(drafter)
+        same = [other for other in others if _drafter_label(other) == drafter_label]
+        kept = {_member_label(other, bit) for other in same for bit in range(MEMBER_BITS)}
+        known = self._members_of.pop(drafter_label, set())
+        for member_label in known - kept:
             for counter in (self._proposed, self._accepted, self._accepted_alone):
                 counter.remove(drafter_label, member_label)
+        if known & kept:
+            self._members_of[drafter_label] = known & kept
 
     def _add(self, counter: Counter, masks: Iterable[int], proposers: Sequence[Proposer | None]) -> None:
         tally = Tally(place for mask in masks for place in _places(mask))
@@ -73,14 +78,21 @@ class MemberMetrics:
                 counter.labels(drafter_label, member_label).inc(count)
 
     def _labels_of(self, drafter: Proposer, bit: int) -> tuple[str, str]:
-        names = drafter.member_names
-        drafter_label = drafter.drafter_id[:_MAX_LABEL_LEN]
-        member_label = names[bit][:_MAX_LABEL_LEN] if bit < len(names) else f"member {bit}"
+        drafter_label, member_label = _drafter_label(drafter), _member_label(drafter, bit)
         if member_label not in (known := self._members_of.setdefault(drafter_label, set())):
             known.add(member_label)
             for counter in (self._proposed, self._accepted, self._accepted_alone):
                 counter.labels(drafter_label, member_label)  # there from the start, at zero
         return drafter_label, member_label
+
+
+def _drafter_label(drafter: Proposer) -> str:
+    return drafter.drafter_id[:_MAX_LABEL_LEN]
+
+
+def _member_label(drafter: Proposer, bit: int) -> str:
+    names = drafter.member_names
+    return names[bit][:_MAX_LABEL_LEN] if bit < len(names) else f"member {bit}"
 
 
 def _places(mask: int) -> Iterator[_Place]:

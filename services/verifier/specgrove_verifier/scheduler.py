@@ -89,6 +89,10 @@ class Scheduler:
         )
         return num_ready >= self._max_step_rows
 
+    def max_draft_nodes(self, num_decoding: int) -> int:
+        """How large the trees of so many sessions may be if all of them are to fit one step."""
+        return self._max_step_rows // num_decoding - 1
+
     def compose(self) -> list[Scheduled]:
         """The rows of the coming step; their slots are reserved. Takes the trees out of the mailboxes."""
         self._admit()

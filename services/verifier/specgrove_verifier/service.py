@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from specgrove import wire
 from specgrove.errors import Overloaded, ProtocolViolation, SessionTaken, VocabularyMismatch
+from specgrove.features import MAX_FEATURE_BYTES
 from specgrove.proto.v1 import speculation_pb2, verifier_pb2, verifier_pb2_grpc
 from specgrove.rpc import ServicerContext
 from specgrove.telemetry import log_context
@@ -18,7 +19,7 @@ from specgrove_verifier.admission import Admission, Epochs
 from specgrove_verifier.drafter_pool import CommitTokens, Drafter, OpenSession, SessionUpdate
 from specgrove_verifier.engine import Engine
 from specgrove_verifier.generation import Generation, GenerationRequest, StepOutput
-from specgrove_verifier.mailbox import DraftBudget
+from specgrove_verifier.mailbox import MEMBER_BITS, DraftBudget
 from specgrove_verifier.outbox import Outbox
 
 add_to_server = verifier_pb2_grpc.add_VerifierServiceServicer_to_server
@@ -101,7 +102,8 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
         outbox = Outbox(asyncio.get_running_loop())
         yield speculation_pb2.VerifierMessage(welcome=self._welcome())
         max_sessions = min(hello.max_sessions or _MAX_DRAFTER_SESSIONS, _MAX_DRAFTER_SESSIONS)
-        layers, members = tuple(hello.feature_layers), tuple(hello.models)
+        # Cut where a longer list can be of no use: so many layers are refused, so many members have no bit.
+        layers, members = tuple(hello.feature_layers[:MAX_FEATURE_BYTES]), tuple(hello.models[:MEMBER_BITS])
         self._engine.attach(
             Drafter(number, hello.drafter_id, max_sessions, outbox, feature_layers=layers, member_names=members)
         )
@@ -171,7 +173,8 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
         async for message in messages:
             match message.WhichOneof("message"):
                 case "tree":
-                    self._engine.offer_draft(number, wire.draft_from_proto(message.tree))
+                    draft = wire.draft_from_proto(message.tree, max_nodes=self._identity.limits.max_nodes)
+                    self._engine.offer_draft(number, draft)
                 case "decline":
                     decline = message.decline
                     self._engine.decline_draft(

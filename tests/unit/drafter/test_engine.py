@@ -18,20 +18,28 @@ from specgrove_drafter.members.member import Member
 from specgrove_drafter.members.ssm import SsmMember
 from specgrove_drafter.metrics import DrafterMetrics
 from specgrove_drafter.mirror import Committed, Opened
+from specgrove_drafter.trees.calibration import Calibration
 from specgrove_drafter.trees.growth import BestFirst, BestFirstPolicy, Children
 from specgrove_drafter.trees.outcomes import OutcomeLimits, Path
+from specgrove_drafter.trees.proposal import Proposal
 from support.drafter_fakes import GREEDY, ScriptedMember, TableModel
 from support.waiting import wait_until
 
 
 class Rig:
-    def __init__(self, *members: Member, max_batch: int = 8, ahead: AheadMode = AheadMode.OFF) -> None:
+    def __init__(
+        self,
+        *members: Member,
+        max_batch: int = 8,
+        ahead: AheadMode = AheadMode.OFF,
+        calibration: Calibration | None = None,
+    ) -> None:
         self.registry = CollectorRegistry()
         self.answers: queue.Queue[Answer] = queue.Queue()
         self.inbox = Inbox(max_sessions=32, max_mirror_tokens=100)
         self.stream = self.inbox.attach(self.answers.put)
         metrics = DrafterMetrics(self.registry, [member.name for member in members])
-        ensemble = Ensemble(members)
+        ensemble = Ensemble(members, calibration)
         governor = AheadGovernor(ahead, max_waste_share=1.0)
         drafting_ahead = AheadDrafting(ensemble, governor, metrics, limits=OutcomeLimits())
         self.engine = DraftEngine(self.inbox, ensemble, metrics, drafting_ahead, max_batch=max_batch)
@@ -67,6 +75,24 @@ def test_a_member_that_always_fails_leads_to_declines_and_the_engine_lives_on() 
     assert rig.engine.is_running
     rig.engine.stop(5)
     assert not rig.engine.is_running
+
+
+class DeafCalibration(Calibration):
+    """Cannot learn."""
+
+    def learn(self, member: int, job: DraftJob, proposal: Proposal, token_ids: Sequence[int]) -> None:
+        raise ValueError("no lesson today")
+
+
+def test_a_failure_to_learn_costs_neither_the_draft_that_is_wanted_nor_the_engine() -> None:
+    rig = Rig(ScriptedMember(), calibration=DeafCalibration())
+    rig.engine.start()
+    rig.open(1)
+    assert isinstance(rig.next_answer(), Draft)
+    for base_len in (3, 4, 5):
+        rig.inbox.commit(rig.stream, Committed(1, base_len, [7], Budget(8, 4)))
+        assert isinstance(rig.next_answer(), Draft)
+    rig.engine.stop(5)
 
 
 def test_closed_sessions_are_released_by_the_members() -> None:
@@ -116,7 +142,7 @@ class GatedModel(TableModel):
         self.may_go_on = threading.Event()
         self.calls: list[str] = []
 
-    def start(self, jobs: Sequence[DraftJob], num_children: int) -> list[Children | None]:
+    def start(self, jobs: Sequence[DraftJob], num_children: int, enough: Sequence[int] = ()) -> list[Children | None]:
         self.calls.append("start")
         return super().start(jobs, num_children)
 

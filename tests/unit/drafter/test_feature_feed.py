@@ -59,7 +59,6 @@ class Fed:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.set_num_threads(1)
     return write_tiny_model(tmp_path_factory.mktemp("ssm"), vocab_size=VOCAB, hidden_size=HIDDEN)
 
 

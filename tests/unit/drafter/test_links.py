@@ -15,6 +15,7 @@ from specgrove.telemetry import CollectorRegistry
 from specgrove_drafter.backoff import Backoff
 from specgrove_drafter.links import Verifier, VerifierLinks
 from specgrove_drafter.metrics import DrafterMetrics
+from support.waiting import until
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +53,6 @@ class Network:
 def make_links(network: Network, refused_pause_s: float = 10.0) -> VerifierLinks:
     metrics = DrafterMetrics(CollectorRegistry(), ["m"])
     return VerifierLinks(network.speculate, metrics, refused_pause_s=refused_pause_s)
-
-
-async def until(condition: Callable[[], bool], timeout_s: float = 3.0) -> None:
-    async with asyncio.timeout(timeout_s):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 async def test_a_verifier_that_comes_back_is_dialled_within_two_seconds() -> None:

@@ -151,6 +151,17 @@ def test_outcomes_beyond_the_models_context_are_not_foreseen() -> None:
     assert all(len(path) <= 1 for paths in model.foreseen for path in paths)
 
 
+def test_nodes_of_other_members_beyond_the_models_context_are_not_foreseen() -> None:
+    """A model with learned positions has none there: the forward would fail, and every session lose its cache."""
+    model = TableModel(LAWS, depth_limit=1)
+    ensemble = Ensemble([SsmMember("ssm", model, POLICY), ScriptedMember(chains=[(1, 2, 3)], prob=0.95)])
+    sent = drafted(ensemble, make_job(budget=Budget(4, 3)))
+    assert sent.tree.max_depth == 3
+    run_ahead(ensemble, sent)
+    assert model.foreseen
+    assert all(len(path) <= 1 for paths in model.foreseen for path in paths)
+
+
 def test_an_ensemble_without_ssms_has_nothing_to_do_ahead() -> None:
     ensemble = Ensemble([ScriptedMember()])
     assert ensemble.look_ahead([drafted(ensemble, make_job())], 2) == [AheadStep()]

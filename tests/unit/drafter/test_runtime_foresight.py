@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,19 +17,12 @@ from specgrove_drafter.jobs import Budget, DraftJob, SessionRef
 from specgrove_drafter.members.draft_model import ROOT_ROW, NodeRow
 from specgrove_drafter.members.law import ERROR_SCALE
 from specgrove_drafter.members.runtime_model import MAX_ROWS_IN_FLIGHT, RuntimeDraftModel
-from specgrove_drafter.trees.growth import Children
-from support.drafter_fakes import GREEDY
+from specgrove_drafter.members.ssm import SsmMember
+from specgrove_drafter.trees.growth import BestFirst, BestFirstPolicy, Children
+from support.drafter_fakes import GREEDY, ask
 from support.tiny_models import own_logits, own_model, write_tiny_model
 
 VOCAB = 400
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
@@ -193,3 +185,23 @@ def test_random_lives_with_foresight_never_change_a_law(folder: Path, plain: tor
     for key in range(4):
         model.release(SessionRef(1, key))
     assert model._cache.usage == 0.0
+
+
+def test_a_wider_tree_in_the_same_round_leaves_what_was_foreseen_in_use(folder: Path) -> None:
+    """One client's shape must not cost the others their work ahead."""
+    rows: list[int] = []
+    loaded = load_model(folder, weights="float32")
+    model = RuntimeDraftModel(loaded, target_vocab_size=VOCAB, max_cached_tokens=512, on_forward=rows.append)
+    policy = BestFirstPolicy(BestFirst(num_children=8, min_path_prob=0.0))
+    member = SsmMember("ssm", model, policy)
+    budget, tokens = Budget(4, 2), [5, 9, 33, 7]
+    job = job_for(tokens, budget=budget)
+    ask(member, [job])
+    [law] = model.foresee([(job, (11,))], 8)
+    assert law is not None
+    model.foresee([(job, (11, token_id)) for token_id in law.token_ids[:4]], 8)
+    tokens.append(11)
+    wide = replace(job_for([6, 7, 8], key=2, budget=budget), expansion=(64,))
+    rows.clear()
+    ask(member, [job_for(tokens, budget=budget), wide])
+    assert rows == [3]  # the other session's prompt, and nothing else

@@ -20,6 +20,7 @@ from specgrove_drafter.members.ssm import SsmMember
 from specgrove_drafter.trees.child_sampler import ChildSampler, law_of
 from specgrove_drafter.trees.draw_plans import BestFirstPlan, WidthPlan
 from specgrove_drafter.trees.growth import BestFirst, BestFirstPolicy, Children, ExpansionPolicy, GrowthPolicy
+from specgrove_drafter.trees.proposal import Proposal
 from support.drafter_fakes import ScriptedMember, TableModel, make_job
 
 VOCAB_SIZE = 12
@@ -133,6 +134,13 @@ def test_certain_proposals_take_at_most_half_of_the_budget_beside_a_member_that_
     alone = _draft(Ensemble([lookup]), _job(Budget(6, 9)))
     assert sum(law.probs == (1.0,) for law in beside.laws) == 3
     assert len(alone.laws) == 6
+
+
+@pytest.mark.parametrize("policy", [BEST_FIRST, ExpansionPolicy(ExpansionConfig((2, 1)))])
+def test_a_session_at_the_end_of_the_ssm_s_context_costs_the_others_nothing(policy: GrowthPolicy) -> None:
+    ended = SsmMember("ssm", TableModel(LAWS, depth_limit=0), policy, sampler=ChildSampler(1))
+    [draft] = ended.draft([_job()], [Proposal()])
+    assert len(draft.proposal) == 0
 
 
 def test_nothing_is_drawn_below_a_stop_token() -> None:

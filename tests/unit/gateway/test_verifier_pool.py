@@ -13,7 +13,7 @@ from specgrove.errors import PeerUnavailable
 from specgrove_gateway import verifier_pool
 from specgrove_gateway.generation import GenerationRequest, TokenStep
 from specgrove_gateway.verifier_pool import VerifierInfo, VerifierPool
-from support.gateway import until
+from support.waiting import until
 
 INFO = VerifierInfo(
     verifier_id="",

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from specgrove import wire
+from specgrove.draft_laws import MAX_LAW_LEN, check_laws
 from specgrove.errors import InvalidInput
 from specgrove.outcome import FinishReason, SpeculationStats
 from specgrove.proto.v1 import generation_pb2, speculation_pb2
@@ -120,3 +121,41 @@ def test_a_tree_message_with_columns_of_different_length_is_refused() -> None:
     with pytest.raises(InvalidInput) as caught:
         wire.tree_from_proto(message, root_token_id=0, vocab_size=9, max_nodes=9, max_depth=9)
     assert caught.value.field == "parents"
+
+
+def _laws(num_laws: int, *, num_tokens: int = 1, num_draws: int = 1) -> list[speculation_pb2.ChildLaw]:
+    law = speculation_pb2.ChildLaw(
+        token_ids=range(num_tokens), probs=[1 / num_tokens] * num_tokens, draws=[1] * num_draws
+    )
+    return [law] * num_laws
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        speculation_pb2.TokenTree(token_ids=[1] * 5000, parents=[0] * 5000, members=[1] * 5000),
+        speculation_pb2.TokenTree(token_ids=[1], parents=[0], members=[1] * 5000),
+        speculation_pb2.TokenTree(token_ids=[1], parents=[0], laws=_laws(5000)),
+        speculation_pb2.TokenTree(token_ids=[1], parents=[0], laws=_laws(1, num_tokens=5000)),
+        speculation_pb2.TokenTree(token_ids=[1], parents=[0], laws=_laws(1, num_draws=5000)),
+    ],
+    ids=["nodes", "members", "laws", "a law's tokens", "a law's draws"],
+)
+def test_a_list_that_no_draft_can_have_is_refused_without_being_read_to_its_end(
+    message: speculation_pb2.TokenTree,
+) -> None:
+    """A message of 8 MB can hold millions of laws, and the verifier's event loop is everybody's."""
+    draft = wire.draft_from_proto(message, max_nodes=8)
+    lists = [draft.token_ids, draft.parents, draft.members, draft.laws]
+    lists += [column for law in draft.laws for column in (law.token_ids, law.probs, law.draws)]
+    assert max(map(len, lists)) <= MAX_LAW_LEN + 1
+    with pytest.raises(InvalidInput):
+        tree = draft.to_tree(0, vocab_size=9999, max_nodes=8, max_depth=8)
+        check_laws(tree, draft.laws, vocab_size=9999, max_draws=8)
+
+
+@pytest.mark.parametrize("num_levels", [65, 100_000])
+def test_an_expansion_of_too_many_levels_names_its_field(num_levels: int) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        wire.speculation_from_proto(generation_pb2.SpeculationOptions(expansion=[1] * num_levels))
+    assert caught.value.field == "speculation.expansion"

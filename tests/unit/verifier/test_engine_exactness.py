@@ -10,7 +10,8 @@ import pytest
 
 from specgrove.runtime.loading import LoadedModel, load_model
 from specgrove.sampling.params import SamplingParams, SpeculationOptions
-from support.engine_stand import InProcessDrafter, Stand, knowing_trees, random_trees, running_stand
+from specgrove.tree import TokenTree
+from support.engine_stand import InProcessDrafter, Mirror, Stand, knowing_trees, random_trees, running_stand
 from support.tiny_models import VOCAB_SIZE
 
 LENGTHS = (1, 2, 4, 5, 9, 16, 17, 30)
@@ -206,3 +207,21 @@ def test_packed_weights_are_exact_against_themselves(tiny_folder: Path) -> None:
         expected = _solo(stand, sampling)
     with running_stand(packed, InProcessDrafter(knowing_trees(_truths(expected)))) as stand:
         assert _together(stand, sampling) == expected
+
+
+def test_trees_of_sessions_that_fill_a_step_are_small_enough_for_all_of_them(target: LoadedModel) -> None:
+    """Two chains of five nodes do not fit nine rows: the older session would get its own, the younger one none."""
+    prompts = [[5, 9, 33, 7], [8, 3, 60]]
+    with running_stand(target) as stand:
+        truths = [prompt + stand.generate(prompt, 40).token_ids for prompt in prompts]
+
+    def propose(mirror: Mirror) -> TokenTree:
+        truth = next(ids for ids in truths if ids[: len(mirror.token_ids)] == mirror.token_ids)
+        length = min(mirror.budget.max_nodes, mirror.budget.max_depth)
+        return TokenTree.from_paths(mirror.token_ids[-1], [truth[len(mirror.token_ids) :][:length]])
+
+    with running_stand(target, InProcessDrafter(propose), max_step_rows=9, max_nodes=8) as stand:
+        answers = [one.answer() for one in [stand.start(prompt, 40) for prompt in prompts]]
+        assert [prompt + answer.token_ids for prompt, answer in zip(prompts, answers, strict=True)] == truths
+        older, younger = (answer.stats.num_steps for answer in answers)
+        assert younger <= older + 2

@@ -163,15 +163,23 @@ def test_nothing_is_read_when_nobody_asks(target: LoadedModel) -> None:
         assert feature_steps(stand) == 0
 
 
+def test_nothing_is_read_in_steps_after_which_no_draft_is_wanted(target: LoadedModel) -> None:
+    drafter = InProcessDrafter(feature_layers=(1,))
+    with running_stand(target, drafter, max_draft_wait_ms=1.0) as stand:
+        stand.generate(PROMPT, 1)
+        stand.generate(PROMPT, 2)
+        assert feature_steps(stand) == 0
+
+
 def test_nothing_is_read_while_a_long_prompt_is_only_written(target: LoadedModel) -> None:
     drafter = InProcessDrafter(feature_layers=(1,))
     with running_stand(target, drafter, max_step_rows=8, max_nodes=4, max_draft_wait_ms=1.0) as stand:
-        stand.generate([7] * 60, 2)
-        assert stand.num_forwards >= 9
-        assert feature_steps(stand) == 2
+        stand.generate([7] * 60, 4)
+        assert stand.num_forwards >= 11
+        assert feature_steps(stand) == 2  # nothing is drafted after the last two
 
 
-@pytest.mark.parametrize("layers", [(0,), (4,), (1, 9), (2**31,), (1,) * 4096])
+@pytest.mark.parametrize("layers", [(0,), (4,), (1, 9), (1, 1), (2**31,), (1,) * 4096])
 def test_layers_the_target_cannot_serve_cost_the_drafter_its_features_only(
     target: LoadedModel, truth: list[int], layers: tuple[int, ...], caplog: pytest.LogCaptureFixture
 ) -> None:

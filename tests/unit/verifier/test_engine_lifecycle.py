@@ -7,7 +7,8 @@ import pytest
 from specgrove.errors import ContextTooLong, InvalidInput, ModelNotFound, SpecgroveError, StaleEpoch
 from specgrove.runtime.loading import LoadedModel
 from specgrove_verifier.admission import Epochs
-from support.engine_stand import InProcessDrafter, make_request, random_trees, running_stand
+from support.engine_stand import InProcessDrafter, random_trees, running_stand
+from support.generation_requests import make_request
 from support.tiny_models import VOCAB_SIZE
 
 

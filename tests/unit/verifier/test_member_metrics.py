@@ -64,8 +64,8 @@ def test_what_nobody_else_proposed_counts_as_accepted_alone(registry: CollectorR
 def test_a_drafter_that_left_is_not_counted_and_its_series_end(registry: CollectorRegistry) -> None:
     metrics = MemberMetrics(registry)
     metrics.record(TREE, (1,), (A, B))
-    metrics.forget(A)
-    metrics.forget(A)
+    metrics.forget(A, ())
+    metrics.forget(A, ())
     metrics.record(TREE, (1, 2), (None, B))
     assert counts(registry, "a", "ssm") == [None, None, None]
     assert counts(registry, "b", "ssm") == [2, 1, 0]
@@ -81,7 +81,7 @@ def test_names_are_cut_to_a_reasonable_length(registry: CollectorRegistry) -> No
     endless = Named("d" * 5000, ("m" * 5000, "n" * 5000))
     metrics.record(TREE, (1,), (endless,))
     assert counts(registry, "d" * 64, "m" * 64) == [2, 1, 0]
-    metrics.forget(endless)
+    metrics.forget(endless, ())
     assert counts(registry, "d" * 64, "m" * 64) == [None, None, None]
 
 
@@ -143,6 +143,26 @@ def test_series_last_as_long_as_the_last_stream_of_a_drafter(target: LoadedModel
         stand.engine.detach(2)
         stand.settle()
         assert counts(stand.registry, "reconnecting", "ssm") == [None, None, None]
+
+
+def test_a_drafter_that_comes_back_with_other_members_leaves_no_series_behind(target: LoadedModel) -> None:
+    """As in a rolling update: the new stream is there before the old one ends."""
+    prompt = [4, 5, 6]
+    with running_stand(target) as stand:
+        truth = prompt + stand.generate(prompt, 5).token_ids
+    with running_stand(target, drafters_per_session=2, max_nodes=8) as stand:
+        for number in range(1, 4):
+            drafter = propose_next(0b11, truth)
+            drafter.number, drafter.engine = number, stand.engine
+            names = (f"ssm of release {number}", "lookup")
+            stand.engine.attach(Drafter(number, "updated", 64, drafter, member_names=names))
+            stand.generate(prompt, 5)
+            stand.engine.detach(number - 1)
+            stand.settle()
+        for number in (1, 2):
+            assert counts(stand.registry, "updated", f"ssm of release {number}") == [None, None, None]
+        for member in ("ssm of release 3", "lookup"):
+            assert counts(stand.registry, "updated", member)[0]
 
 
 def test_what_lies_behind_a_stop_token_counts_for_nobody(target: LoadedModel) -> None:

@@ -16,7 +16,7 @@ from specgrove_verifier.generation import Generation
 from specgrove_verifier.mailbox import DraftBudget, DraftMailbox
 from specgrove_verifier.scheduler import Scheduled, Scheduler
 from specgrove_verifier.stopping import StopChecker
-from support.engine_stand import make_request
+from support.generation_requests import make_request
 
 BLOCK_SIZE = 4
 

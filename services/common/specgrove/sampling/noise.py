@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import IntEnum
+from typing import TypeVar
 
 import torch
 
@@ -31,6 +32,8 @@ _WEYL_1 = 0xBB67AE85
 _MASK = 0xFFFFFFFF
 _NUM_ROUNDS = 10
 _WORDS = 4
+
+Word = TypeVar("Word", int, torch.Tensor)
 
 
 class Stream(IntEnum):
@@ -51,10 +54,9 @@ def noise_stream(rule: Rule) -> Stream:
     return Stream.SHARED if rule is Rule.COUPLED else Stream.OWN
 
 
-def philox_4x32(
-    counter: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], key: tuple[int, int]
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Four 32-bit words for each counter; all tensors int64 of one shape (or broadcastable), values below 2**32."""
+def philox_4x32(counter: tuple[Word, Word, Word, Word], key: tuple[int, int]) -> tuple[Word, Word, Word, Word]:
+    """Four 32-bit words for each counter: plain integers, or int64 tensors of one shape (or broadcastable); values
+    below 2**32."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(_NUM_ROUNDS):
@@ -83,8 +85,9 @@ def _words(seed: int, positions: torch.Tensor, groups: torch.Tensor, stream: Str
 
 def uniform(seed: int, position: int, number: int, stream: Stream) -> float:
     """The `number`-th uniform value at a position, strictly between 0 and 1; one of 2**32 values."""
-    place, group = torch.tensor([position]), torch.tensor([number])
-    return (float(_words(seed, place, group, stream)[0]) + 0.5) * 2.0**-32
+    # Plain integers: a tensor of one value costs sixty dispatches.
+    counter = (number, position & _MASK, (position >> 32) & _MASK, int(stream))
+    return (philox_4x32(counter, (seed & _MASK, (seed >> 32) & _MASK))[0] + 0.5) * 2.0**-32
 
 
 def gumbel_row(

@@ -32,14 +32,18 @@ class Expanded:
 
 
 class DraftModel(Protocol):
-    """One SSM. Every call is at most one packed forward over all sessions named in it."""
+    """One SSM. Every call is at most one packed forward over all sessions named in it.
 
-    def start(self, jobs: Sequence[DraftJob], num_children: int) -> list[Children | None]:
+    What has to be run gives `num_children` children; of what is known already `enough[i]` suffice for entry i (without
+    `enough` as many), or a session with wide trees would have the others' work ahead done again.
+    """
+
+    def start(self, jobs: Sequence[DraftJob], num_children: int, enough: Sequence[int] = ()) -> list[Children | None]:
         """The children of each job's root, reading whatever part of the base is not cached yet; None where that is
         not finished within this call."""
         ...
 
-    def extend(self, nodes: Sequence[NodeRow], num_children: int) -> list[Expanded]:
+    def extend(self, nodes: Sequence[NodeRow], num_children: int, enough: Sequence[int] = ()) -> list[Expanded]:
         """The children below each node. Only for sessions whose `start` succeeded in the same draft."""
         ...
 

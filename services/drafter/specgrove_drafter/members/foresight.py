@@ -55,7 +55,13 @@ class Foresight:
         # Without the root's law the session is not read: catching up comes first.
         if self._law_after(job, ()) is None:
             return NO_OUTCOMES
-        return likeliest_outcomes(draft, lambda path: self._law_after(job, path), self._scale_of(job), limits)
+        max_depth = self._model.max_depth(job)
+
+        def law_after(path: Path) -> Children | None:
+            # Other members' nodes may stand where the model's context has ended: no law is ever known there.
+            return self._law_after(job, path) if len(path) <= max_depth else Children()
+
+        return likeliest_outcomes(draft, law_after, self._scale_of(job), limits)
 
     def _missing_below(self, draft: SentDraft, outcome: Path) -> list[Path]:
         """The nodes that the tree below `outcome` needs next and that are not computed."""

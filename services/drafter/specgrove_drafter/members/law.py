@@ -28,8 +28,9 @@ from specgrove_drafter.trees.growth import Children
 # A sampled token comes from the draft's likeliest this many in all but a few per cent of the cases, and noise is made
 # for these only.
 SHORTLIST_LEN = 256
-# The scale of the error of log q (see above); with 1.4 the estimates of the shipped SSM come true as often as they say,
-# for greedy and for temperature 0.8. With 1.0 they are too sure of themselves, which costs forwards, not tokens.
+# The scale of the error of log q (see above), where calibration starts (`trees/calibration.py`). With 1.4 the first
+# shipped SSM's estimates about 0.2 came true as often as they say, lower ones more often and higher ones less often
+# (README); with 1.0 all are too sure of themselves, which costs forwards, not tokens.
 ERROR_SCALE = 1.4
 
 
@@ -63,20 +64,27 @@ def rank_children(
     if to_target is not None:
         ids = to_target[ids]
     best = _to_children(ids[:, :num_children], top[:, :num_children])
-    # One session's rows share their sampling parameters, and the noise costs by the call rather than by the number.
-    groups: dict[SamplingParams, list[int]] = {}
-    for index in sampled:
-        groups.setdefault(rows[index].sampling, []).append(index)
-    for params, members in groups.items():
+    # Noise and laws cost by the call rather than by the number of rows.
+    for params, members in _by_sampling(rows, sampled).items():
         positions = torch.tensor([[rows[index].position] for index in members], device=ids.device)
         ranked = _rank_sampled(top[members], ids[members], positions, params, num_children)
         for index, children in zip(members, ranked, strict=True):
             best[index] = children
-    for index in own_law:
-        law_ids, law = sparse_laws(ERROR_SCALE * log_probs[index : index + 1], rows[index].sampling)
+    for params, members in _by_sampling(rows, own_law).items():
+        law_ids, laws = sparse_laws(ERROR_SCALE * log_probs[members], params)
         law_ids = law_ids if to_target is None else to_target[law_ids]
-        [best[index]] = _to_children(law_ids[:, :num_children], law[:, :num_children])
+        ranked = _to_children(law_ids[:, :num_children], laws[:, :num_children])
+        for index, children in zip(members, ranked, strict=True):
+            best[index] = children
     return best
+
+
+def _by_sampling(rows: Sequence[LawRow], members: Sequence[int]) -> dict[SamplingParams, list[int]]:
+    """`members` (numbers of rows) by their sampling parameters, which the rows of one session share."""
+    groups: dict[SamplingParams, list[int]] = {}
+    for index in members:
+        groups.setdefault(rows[index].sampling, []).append(index)
+    return groups
 
 
 def _rank_sampled(

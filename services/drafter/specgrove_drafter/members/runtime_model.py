@@ -87,14 +87,14 @@ class RuntimeDraftModel:
         if cached is not None:
             self._cache.release(cached.seq)
 
-    def start(self, jobs: Sequence[DraftJob], num_children: int) -> list[Children | None]:
+    def start(self, jobs: Sequence[DraftJob], num_children: int, enough: Sequence[int] = ()) -> list[Children | None]:
         self._num_drafts += 1
         rows_left = self._max_catch_up_rows
         results: list[Children | None] = [NO_CHILDREN] * len(jobs)
         batch: list[tuple[int, SequenceRows]] = []
         unread: dict[int, int] = {}
         for index, job in enumerate(jobs):
-            known = self._recall_root(job, num_children)
+            known = self._recall_root(job, enough[index] if enough else num_children)
             if known is not None:
                 results[index] = known
             elif self._can_read(job):
@@ -123,7 +123,7 @@ class RuntimeDraftModel:
             results[index] = children
         return results
 
-    def extend(self, nodes: Sequence[NodeRow], num_children: int) -> list[Expanded]:
+    def extend(self, nodes: Sequence[NodeRow], num_children: int, enough: Sequence[int] = ()) -> list[Expanded]:
         results = [Expanded(ROOT_ROW, NO_CHILDREN)] * len(nodes)
         batch: list[NewRows] = []
         for session, indices in _by_session([node.job for node in nodes]).items():
@@ -135,7 +135,8 @@ class RuntimeDraftModel:
             for index in indices:
                 node = nodes[index]
                 parent = root_row if node.parent_row == ROOT_ROW else node.parent_row
-                known = cached.rows.known_below(parent, node.token_id, num_children)
+                wanted = enough[index] if enough else num_children
+                known = cached.rows.known_below(parent, node.token_id, wanted)
                 if known is None:
                     new.want(index, parent, (node.token_id,), node.job, node.depth)
                 else:

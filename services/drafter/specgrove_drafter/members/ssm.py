@@ -54,8 +54,8 @@ class SsmMember:
 
     def _draft(self, jobs: Sequence[DraftJob], rivals: Sequence[Proposal]) -> list[MemberDraft]:
         policies = [self._policies.policy_of(job) for job in jobs]
-        num_children = max(policy.num_children for policy in policies)
-        roots = self._model.start(jobs, num_children)
+        num_children = [policy.num_children for policy in policies]
+        roots = self._model.start(jobs, max(num_children), num_children)
         growths: dict[int, Growth] = {}
         for index, (job, children) in enumerate(zip(jobs, roots, strict=True)):
             if children is not None and not job.is_catching_up:
@@ -82,7 +82,7 @@ class SsmMember:
     def grow_ahead(self, guesses: Sequence[tuple[SentDraft, tuple[Path, ...]]]) -> list[bool]:
         return self._foresight.grow(guesses)
 
-    def _grow(self, jobs: Sequence[DraftJob], growths: dict[int, Growth], num_children: int) -> None:
+    def _grow(self, jobs: Sequence[DraftJob], growths: dict[int, Growth], num_children: Sequence[int]) -> None:
         row_of: dict[tuple[int, int], int] = {}  # (job, node) -> the model's row
         while True:
             wanted = [(index, node) for index, growth in growths.items() for node in growth.next_nodes()]
@@ -90,11 +90,12 @@ class SsmMember:
                 return
             rows = []
             for index, node in wanted:
-                growth = growths[index]
-                parent = growth.proposal.parents[node]
+                proposal = growths[index].proposal
+                parent = proposal.parents[node]
                 parent_row = ROOT_ROW if parent == BELOW_ROOT else row_of[index, parent]
-                rows.append(NodeRow(jobs[index], parent_row, growth.proposal.token_ids[node], growth.depths[node]))
-            for (index, node), expanded in zip(wanted, self._model.extend(rows, num_children), strict=True):
+                rows.append(NodeRow(jobs[index], parent_row, proposal.token_ids[node], proposal.depths[node]))
+            enough = [num_children[index] for index, _ in wanted]
+            for (index, node), expanded in zip(wanted, self._model.extend(rows, max(enough), enough), strict=True):
                 row_of[index, node] = expanded.row
                 growths[index].add_children(node, expanded.children)
 

@@ -28,6 +28,7 @@ MAX_TRIALS = 1000.0  # a bucket with more forgets half
 MAX_OFFSET = 5.0
 _FIRST_CENTRE, _STEP, _NUM_BUCKETS = -7.0, 0.5, 27  # centres of log-odds: probabilities 0.001 to 0.998
 _MAX_LOG_ODDS = 9.0
+_MAX_UNHEEDED = 48  # observations that the offsets may not know of yet
 
 
 @dataclass(slots=True)
@@ -37,7 +38,9 @@ class CalibrationTable:
     sums: list[float] = field(default_factory=lambda: [0.0] * _NUM_BUCKETS)  # of estimates
     hits: list[float] = field(default_factory=lambda: [0.0] * _NUM_BUCKETS)
     trials: list[float] = field(default_factory=lambda: [0.0] * _NUM_BUCKETS)
-    _offsets: list[float] | None = None  # None: to be made anew
+    _offsets: list[float] = field(default_factory=lambda: [0.0] * _NUM_BUCKETS)
+    _num_new: int = 0  # observations since the offsets were made
+    _num_made_of: int = 0  # observations before that
 
     def observe(self, log_prob: float, is_hit: bool) -> None:
         log_odds = _log_odds(log_prob)
@@ -50,11 +53,14 @@ class CalibrationTable:
             if self.trials[bucket] > MAX_TRIALS:
                 for counts in (self.sums, self.hits, self.trials):
                     counts[bucket] /= 2.0
-        self._offsets = None
+        self._num_new += 1
 
     def calibrated(self, log_prob: float) -> float:
         """The log probability that an estimate of `log_prob` stands for."""
-        if self._offsets is None:
+        # A draft waits for this: offsets are made anew when a sixteenth of the evidence is new, or a few dozen nodes.
+        if self._num_new > min(self._num_made_of // 16, _MAX_UNHEEDED):
+            self._num_made_of += self._num_new
+            self._num_new = 0
             self._offsets = self._make_offsets()
         log_odds = _log_odds(log_prob)
         left, share = _between(log_odds)

@@ -55,7 +55,7 @@ class BestFirstPlan:
         """The most accepted draws for `max_draws`; no round is planned for a path less likely than `min_path_prob`."""
         totals = [0] * max_depth
         # (minus path probability, depth, path probability above, number among its siblings)
-        candidates = [(-DRAW_GAINS[0], 0, 1.0, 0)]
+        candidates = [(-DRAW_GAINS[0], 0, 1.0, 0)] if max_depth > 0 else []
         for _ in range(max_draws):
             if not candidates:
                 break

@@ -53,7 +53,6 @@ class Growth(Protocol):
     """One tree in the making. Call `add_children(BELOW_ROOT, ...)` first, then expand what `next_nodes` names."""
 
     proposal: Proposal
-    depths: list[int]
 
     def next_nodes(self) -> list[int]:
         """Entries of `proposal` to expand in the next round, parents expanded before; empty = finished."""
@@ -103,19 +102,17 @@ class _GrowingTree:
 
     def __init__(self, job: DraftJob, budget: Budget, rivals: Proposal) -> None:
         self.proposal = Proposal()
-        self.depths: list[int] = []
         self._stop_token_ids = job.stop_token_ids
         self._budget = budget
         self._open: list[int] = []  # may be expanded, not expanded yet
         self._rivals = RivalPaths(rivals)
 
     def _add(self, parent: int, children: Children, width: int) -> None:
-        depth = 1 if parent == BELOW_ROOT else self.depths[parent] + 1
+        depth = self.proposal.depth_below(parent)
         if depth > self._budget.max_depth:
             return
         for token_id, log_prob in zip(children.token_ids[:width], children.log_probs[:width], strict=True):
             node = self.proposal.add(parent, token_id, log_prob)
-            self.depths.append(depth)
             self._rivals.meet(parent, token_id, node)
             # A generation ends at its stop token: nothing below it can ever be accepted.
             if depth < self._budget.max_depth and token_id not in self._stop_token_ids:
@@ -168,9 +165,9 @@ class ExpansionGrowth(_GrowingTree):
         return nodes
 
     def add_children(self, node: int, children: Children) -> None:
-        depth = 0 if node == BELOW_ROOT else self.depths[node]
-        if depth < len(self._widths):
-            self._add(node, children, self._widths[depth])
+        level = self.proposal.depth_below(node) - 1
+        if level < len(self._widths):
+            self._add(node, children, self._widths[level])
 
 
 @dataclass(frozen=True, slots=True)

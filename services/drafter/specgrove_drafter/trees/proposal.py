@@ -56,13 +56,17 @@ class Proposal:
 
     def add(self, parent: int, token_id: int, log_prob: float) -> int:
         """A new node under `parent` with conditional log probability `log_prob` (clamped to at most 0); its number."""
-        above, depth = (0.0, 1) if parent == BELOW_ROOT else (self.log_path_probs[parent], self.depths[parent] + 1)
+        above, depth = 0.0 if parent == BELOW_ROOT else self.log_path_probs[parent], self.depth_below(parent)
         self.token_ids.append(token_id)
         self.parents.append(parent)
         self.raw_log_probs.append(log_prob)
         self.depths.append(depth)
         self.log_path_probs.append(above + min(self.scale(depth, log_prob), 0.0))
         return len(self.token_ids) - 1
+
+    def depth_below(self, parent: int) -> int:
+        """The depth of the children of `parent`."""
+        return 1 if parent == BELOW_ROOT else self.depths[parent] + 1
 
     def log_prob(self, node: int) -> float:
         """The conditional estimate of `node`, after `scale`."""

@@ -54,7 +54,6 @@ class SampledGrowth:
 
     def __init__(self, job: DraftJob, budget: Budget, plan: DrawPlan, sampler: ChildSampler) -> None:
         self.proposal = Proposal()
-        self.depths: list[int] = []
         self._stop_token_ids = job.stop_token_ids
         self._max_depth = budget.max_depth
         self._plan = plan
@@ -87,11 +86,9 @@ class SampledGrowth:
         self.proposal.laws.append(ProposedLaw(node, token_ids, probs, tuple(draws)))
 
     def _add(self, parent: int, token_id: int, prob: float) -> int:
-        depth = 1 if parent == BELOW_ROOT else self.depths[parent] + 1
         node = self.proposal.add(parent, token_id, math.log(prob))
-        self.depths.append(depth)
         # A generation ends at its stop token: nothing below it can ever be accepted.
-        if depth < self._max_depth and token_id not in self._stop_token_ids:
+        if self.proposal.depths[node] < self._max_depth and token_id not in self._stop_token_ids:
             self._open[node] = math.exp(self.proposal.log_path_probs[node])
         return node
 
