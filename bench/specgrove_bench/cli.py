@@ -16,7 +16,7 @@ from specgrove_bench.options import ROOT, BenchOptions, parse_options
 from specgrove_bench.prompts import load_prompts
 from specgrove_bench.regression import regressions
 from specgrove_bench.report import Result, build_result, markdown
-from specgrove_local.models import ensure_target, shipped_ssms
+from specgrove_local.models import default_ssms, ensure_target
 
 
 def main(argv: Sequence[str]) -> int:
@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
 def _run(options: BenchOptions) -> Result:
     machine = Machine.of_this_run()
     target = options.model or ensure_target(ROOT / ".cache", report=_say)
-    ssms = options.ssms or (shipped_ssms() if options.model is None else ())
+    ssms = options.ssms or (default_ssms() if options.model is None else ())
     if not ssms:
         _say("no SSM is given or shipped: drafters have prompt lookup only, chain and tree are left out")
         options = _without_ssm(options)

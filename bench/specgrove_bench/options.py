@@ -61,7 +61,7 @@ def parse_options(argv: Sequence[str]) -> BenchOptions:
     )
     add("--transformers-tokens", type=int, default=48, help="tokens of such an answer at most")
     add("--model", type=Path, default=None, help="target's folder; default: the demo's, fetched once")
-    add("--ssm", type=Path, nargs="+", default=(), help="folders of the SSMs; default: the shipped pool")
+    add("--ssm", type=Path, nargs="+", default=(), help="folders of the SSMs; default: that of make run")
     add("--out", type=Path, default=None, help="JSON file to write; default: bench/results/TIME.json")
     add("--compare", type=Path, default=None, help="an earlier JSON; exit 1 when a ratio got worse than --tolerance")
     add("--tolerance", type=float, default=0.1, help="relative loss that --compare lets pass")

@@ -9,7 +9,7 @@ from pathlib import Path
 from specgrove_bench.modes import MODES, system_flags
 from specgrove_bench.options import BenchOptions
 from specgrove_local.cluster import LocalCluster
-from specgrove_local.options import ClusterOptions
+from specgrove_local.options import SHARED_CORES_FLAGS, ClusterOptions
 from specgrove_local.ports import PortPicker
 
 Report = Callable[[str], None]
@@ -35,7 +35,7 @@ def running_systems(
                         ssms=tuple(ssms[: flags.max_ssms]),
                         run_dir=options.run_dir / name,
                         verifier_flags=("--kv-tokens", str(_kv_tokens(options)), *flags.verifier),
-                        drafter_flags=flags.drafter,
+                        drafter_flags=(*SHARED_CORES_FLAGS, *flags.drafter),
                     )
                 )
             )

@@ -9,6 +9,7 @@ import pytest
 from specgrove.proto.v1 import generation_pb2
 from specgrove.text import Tokenizer
 from specgrove_local.cluster import LocalCluster
+from specgrove_local.models import shipped_ssms
 from specgrove_local.options import ClusterOptions
 from specgrove_local.ports import PortPicker
 from support.exactness import LogitGap, TieCount, assert_equal_but_for_ties
@@ -32,9 +33,13 @@ def test_speculation_changes_no_token_of_forty_prompts(
     cluster: LocalCluster, client: GatewayClient, tokenizer: Tokenizer, served_logit_gap: LogitGap, ties: TieCount
 ) -> None:
     prompts = chat_prompts(tokenizer, _NUM_PROMPTS)
-    with drafting(cluster, *ssm_flags()):
+    with drafting(cluster, *ssm_flags()) as drafter:
         plain = client.ask_all([Ask(prompt, _MAX_TOKENS, speculation=False) for prompt in prompts])
         speculative = client.ask_all([Ask(prompt, _MAX_TOKENS) for prompt in prompts])
+        for folder in shipped_ssms():
+            fed_rows = f'specgrove:drafter_num_feature_fed_rows_total{{member="{folder.name}"}}'
+            assert metric(drafter, fed_rows) > 0, f"{folder.name} never saw the target's features"
+        assert metric(drafter, "specgrove:drafter_num_refused_features_total") == 0
     assert not any(answer.stats.num_draft_tokens for answer in plain)
     assert sum(answer.stats.num_accepted_tokens for answer in speculative) > 0, "no draft token was ever accepted"
     num_tokens = sum(len(answer.token_ids) for answer in speculative)

@@ -30,6 +30,7 @@ _NOISE_S = 0.25
 _ATTEMPTS = 3
 _ATTACH_S = 2.0
 _NUM_TOKENS = 120
+_RESTART_TOKENS = 400  # long enough for a drafter to start meanwhile
 _LONG = 2000  # tokens: more than any of these tests lets a stream write
 
 
@@ -154,6 +155,26 @@ def test_frozen_drafter_stalls_no_new_request_and_is_used_again_once_it_goes_on(
     finally:
         stream.cancel()
     print(f"the resumed drafter was used after {took_s:.2f} s")
+
+
+@pytest.mark.parametrize("flags", [(), ("--kv-tokens", "64")], ids=["restarted", "restarted and starved of cache"])
+def test_a_drafter_killed_and_started_again_ahead_of_the_verifier_changes_no_token_and_keeps_no_mirror(
+    cluster: LocalCluster, client: GatewayClient, ask: Ask, flags: tuple[str, ...]
+) -> None:
+    """A cache of 64 tokens holds not one session: the SSMs are read anew again and again, or have nothing to say."""
+    longer = replace(ask, max_tokens=_RESTART_TOKENS)
+    plain = client.ask(replace(longer, speculation=False))
+    drafter = _attached_drafter(cluster)
+    stream = _stream_with_drafts(cluster, client, longer)
+    drafter.kill()
+    successor = cluster.add_drafter(*ssm_flags(), *AHEAD_FLAGS, *flags, num_expected=1)
+    was_over = stream.is_over
+    assert stream.answer().token_ids == plain.token_ids
+    assert client.ask(longer).token_ids == plain.token_ids
+    print(f"the stream was {'over' if was_over else 'running'} when the successor attached")
+    assert metric(successor, "specgrove:drafter_num_ahead_forwards_total") > 0 or flags
+    wait_until(lambda: metric(successor, "specgrove:drafter_mirrors") == 0, timeout_s=10, what="no mirror is left")
+    successor.stop()
 
 
 def test_new_drafter_is_used_by_a_running_stream_within_two_seconds_of_its_readiness(

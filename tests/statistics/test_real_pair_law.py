@@ -17,8 +17,10 @@ from specgrove.sampling.params import SamplingParams, SpeculationOptions
 from specgrove.sampling.rules import Rule
 from specgrove.sampling.target_choice import target_probs
 from specgrove.text import Tokenizer
+from specgrove_drafter.build import load_feed
 from specgrove_drafter.ensemble import Ensemble
 from specgrove_drafter.jobs import Budget, DraftJob, SessionRef
+from specgrove_drafter.members.feature_maps import read_layout
 from specgrove_drafter.members.prompt_lookup import PromptLookupMember
 from specgrove_drafter.members.runtime_model import RuntimeDraftModel
 from specgrove_drafter.members.ssm import SsmMember
@@ -44,7 +46,8 @@ def target() -> LoadedModel:
 def ensemble(target: LoadedModel) -> Ensemble:
     first_ssm = min(SSM_FOLDERS.glob("*/config.json")).parent
     ssm = load_model(str(first_ssm), target_vocab_size=target.vocab_size)
-    model = RuntimeDraftModel(ssm, target_vocab_size=target.vocab_size, max_cached_tokens=16384)
+    feed = load_feed(str(first_ssm), ssm, read_layout(first_ssm), on_fed=lambda num_rows: None)
+    model = RuntimeDraftModel(ssm, target_vocab_size=target.vocab_size, max_cached_tokens=16384, feed=feed)
     return Ensemble([SsmMember("ssm", model, BestFirstPolicy(BestFirst())), PromptLookupMember()])
 
 

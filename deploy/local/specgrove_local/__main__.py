@@ -14,8 +14,8 @@ from specgrove_local.cluster import LocalCluster
 from specgrove_local.config import LocalConfig
 from specgrove_local.demo import addresses, run_demo
 from specgrove_local.errors import LocalError
-from specgrove_local.models import ensure_model, ensure_target, shipped_ssms
-from specgrove_local.options import ClusterOptions
+from specgrove_local.models import default_ssms, ensure_model, ensure_target
+from specgrove_local.options import SHARED_CORES_FLAGS, ClusterOptions
 from specgrove_local.run_dir import exclusive_run_dir
 from specgrove_local.serve import serve_until_stopped
 
@@ -68,7 +68,7 @@ def _cluster_options(config: LocalConfig, run_dir: Path, redis_url: str | None) 
     else:
         target = ensure_model(Path(config.model), cache_dir, report=_say)
     num_drafters = config.drafters if config.speculation else 0
-    ssms = tuple(map(Path, config.ssm)) or (shipped_ssms() if config.model is None else ())
+    ssms = tuple(map(Path, config.ssm)) or (default_ssms() if config.model is None else ())
     if num_drafters:
         names = ", ".join(folder.name for folder in ssms)
         _say(
@@ -86,6 +86,7 @@ def _cluster_options(config: LocalConfig, run_dir: Path, redis_url: str | None) 
         grpc_port=config.grpc_port,
         redis_url=redis_url,
         run_dir=run_dir,
+        drafter_flags=SHARED_CORES_FLAGS,
     )
 
 

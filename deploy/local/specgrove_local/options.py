@@ -12,6 +12,11 @@ from specgrove_local.errors import LocalError
 DEFAULT_HTTP_PORT = 8000
 
 
+# Drafter and verifier share this machine's cores: one thread for the small model, so that it never waits for a core
+# that the verifier holds, and no work ahead in time that is not idle.
+SHARED_CORES_FLAGS = ("--threads", "1", "--ahead", "off")
+
+
 @dataclass(frozen=True, slots=True)
 class ClusterOptions:
     """Which model, how many of each service, and flags passed on to every process of a kind."""

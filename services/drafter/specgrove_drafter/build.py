@@ -85,7 +85,7 @@ def load_ensemble(config: DrafterConfig, target: TargetVocab, metrics: DrafterMe
             target_vocab_size=target.vocab_size,
             max_cached_tokens=config.kv_tokens,
             on_forward=partial(metrics.observe_forward, name),
-            feed=_load_feed(folder, loaded, sent, partial(metrics.observe_fed_rows, name)),
+            feed=load_feed(folder, loaded, sent, partial(metrics.observe_fed_rows, name)),
         )
         policy = policy_of(config.expansion, config.best_first)
         members.append(
@@ -114,9 +114,11 @@ def feature_layout(config: DrafterConfig) -> FeatureLayout:
     return joint_layout([read_layout(Path(model_folder(source))) for source in config.ssm])
 
 
-def _load_feed(
+def load_feed(
     folder: str, loaded: LoadedModel, sent: FeatureLayout, on_fed: Callable[[int], None]
 ) -> FeatureFeed | None:
+    """What feeds the SSM in `folder` when the drafter asks for `sent`, and the head that its maps lead into in place;
+    None for one that sees tokens only. Raises `ModelLoadError`."""
     maps = FeatureMaps.load(Path(folder))
     if maps is None:
         return None

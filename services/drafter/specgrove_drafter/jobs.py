@@ -82,5 +82,10 @@ class DraftJob:
         """Whether the verifier wants the laws that the children were drawn from."""
         return needs_child_laws(self.rule, self.sampling.temperature)
 
+    @property
+    def is_overtaken(self) -> bool:
+        """The base has grown since: nobody waits for this draft any more. May turn true at any moment."""
+        return len(self.token_ids) > self.base_len
+
     def without_budget(self) -> DraftJob:
         return replace(self, budget=ZERO_BUDGET)

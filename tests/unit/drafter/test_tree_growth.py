@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from specgrove.tree import ExpansionConfig, TokenTree
 from specgrove_drafter.jobs import Budget, DraftJob, SessionRef
+from specgrove_drafter.members.draft_model import Expanded, NodeRow
 from specgrove_drafter.members.ssm import SsmMember
 from specgrove_drafter.trees.growth import BestFirst, BestFirstPolicy, ExpansionPolicy, GrowthPolicy, policy_of
 from specgrove_drafter.trees.proposal import select_tree
@@ -41,6 +44,22 @@ def test_a_level_costs_one_forward_over_all_sessions() -> None:
     ask(member, [make_job(session=SessionRef(1, key), budget=Budget(8, 3)) for key in range(3)])
     assert len(model.rounds) == 2  # depth 3: the root's forward and two more
     assert {node.job.session.session_key for node in model.rounds[0]} == {0, 1, 2}
+
+
+def test_a_base_that_grows_meanwhile_costs_no_further_forward() -> None:
+    laws = {3: {4: 0.9}, 4: {5: 0.9}, 5: {6: 0.9}, 6: {7: 0.9}}
+    job, other = make_job(session=SessionRef(1, 1)), make_job(session=SessionRef(1, 2))
+
+    class CommitComes(TableModel):
+        def extend(self, nodes: Sequence[NodeRow], num_children: int, enough: Sequence[int] = ()) -> list[Expanded]:
+            job.token_ids.append(4)  # type: ignore[attr-defined]
+            return TableModel.extend(self, nodes, num_children, enough)
+
+    model = CommitComes(laws)
+    ask(SsmMember("ssm", model, BestFirstPolicy(BestFirst())), [job, other])
+    assert {node.job.session for node in model.rounds[0]} == {job.session, other.session}
+    assert all(node.job is other for nodes in model.rounds[1:] for node in nodes)
+    assert len(model.rounds) > 1
 
 
 def test_drafting_stops_when_the_best_path_is_too_unlikely() -> None:

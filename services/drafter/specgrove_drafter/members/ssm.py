@@ -85,7 +85,9 @@ class SsmMember:
     def _grow(self, jobs: Sequence[DraftJob], growths: dict[int, Growth], num_children: Sequence[int]) -> None:
         row_of: dict[tuple[int, int], int] = {}  # (job, node) -> the model's row
         while True:
-            wanted = [(index, node) for index, growth in growths.items() for node in growth.next_nodes()]
+            # A base that has grown meanwhile is not worth another forward.
+            live = [index for index in growths if not jobs[index].is_overtaken]
+            wanted = [(index, node) for index in live for node in growths[index].next_nodes()]
             if not wanted:
                 return
             rows = []
