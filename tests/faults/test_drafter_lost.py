@@ -30,7 +30,7 @@ _NOISE_S = 0.25
 _ATTEMPTS = 3
 _ATTACH_S = 2.0
 _NUM_TOKENS = 120
-_RESTART_TOKENS = 400  # long enough for a drafter to start meanwhile
+_RESTART_TOKENS = 240  # long enough for a drafter to start meanwhile
 _LONG = 2000  # tokens: more than any of these tests lets a stream write
 
 
