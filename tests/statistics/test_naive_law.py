@@ -31,7 +31,7 @@ def test_the_first_three_tokens_have_the_targets_law_whatever_was_drafted(seed: 
     for choices in itertools.product(range(VOCAB), repeat=tree.num_nodes):
         prob = 1.0
         for path, choice in zip(paths, choices, strict=True):
-            prob *= laws[path][choice] if len(path) < 3 else 1.0 / VOCAB
+            prob *= laws[path][choice]
         committed = verify_tree(tree, choices).committed_token_ids(tree)
         for rest in itertools.product(range(VOCAB), repeat=3 - len(committed)):
             tokens = (*committed, *rest)

@@ -111,6 +111,11 @@ def test_a_pool_is_boosted_by_two_writers_and_resumed(target_folder: Path, tmp_p
     (tmp_path / "work" / "distil-2.pt").unlink()
     assert main([*arguments, "--resume"]) == 0, "the second SSM alone is made again"
     assert weights[0] == (tmp_path / "ssm-1" / "model.safetensors").read_bytes()
+    assert main([*arguments, "--resume", "--distil-steps", "5"]) == 1, (
+        "the first SSM moved on: the second's base is gone"
+    )
+    again = torch.load(tmp_path / "work" / "left-2.pt", weights_only=True)
+    assert "/step 5/" in again["stamp"]
 
 
 def test_pools_need_as_many_numbers_as_ssms(tmp_path: Path) -> None:

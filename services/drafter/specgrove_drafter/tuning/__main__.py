@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from torch import Tensor
 from specgrove.errors import SpecgroveError
 from specgrove_drafter.tuning import ssm_stages, text_stages
 from specgrove_drafter.tuning.agreement import MAX_RANK, summarise
-from specgrove_drafter.tuning.batches import KeptPositions, epoch_batches
+from specgrove_drafter.tuning.batches import epoch_batches
 from specgrove_drafter.tuning.boost import pool_coverage
 from specgrove_drafter.tuning.card import CardFacts, write_card
 from specgrove_drafter.tuning.distil import Distillation
@@ -21,7 +21,7 @@ from specgrove_drafter.tuning.export import Storage, export_ssm
 from specgrove_drafter.tuning.hub import open_target, quiet_hub
 from specgrove_drafter.tuning.progress import say
 from specgrove_drafter.tuning.settings import Settings, read_settings
-from specgrove_drafter.tuning.ssm_stages import Corpus, Ranks, SsmStages
+from specgrove_drafter.tuning.ssm_stages import Corpus, Left, SsmStages
 
 
 def tune(settings: Settings) -> None:
@@ -38,8 +38,8 @@ def tune(settings: Settings) -> None:
     text_stages.generate(settings, target, shards)
     answers = text_stages.answer_prompts(settings, target)
     corpus = ssm_stages.read_corpus(settings, target, shards)
-    left: KeptPositions | None = None
-    measured: list[Ranks] = []
+    left: Left | None = None
+    measured: list[dict[str, list[Tensor]]] = []
     for number, shape in enumerate(settings.shapes, start=1):
         stages = SsmStages(settings, target, corpus, number, shape, left)
         ssm, distillation = stages.tune()
@@ -50,18 +50,18 @@ def tune(settings: Settings) -> None:
         size = export_ssm(ssm, corpus.vocabulary, card, folder, storage)
         say("export", f"{folder}: {size / 1e6:.1f} MB")
         if number < len(settings.shapes):
-            left = stages.leave(ssm)
+            left = stages.leave(ssm, distillation)
 
 
 def _facts(
     settings: Settings,
     corpus: Corpus,
-    left: KeptPositions | None,
+    left: Left | None,
     distillation: Distillation,
-    measured: Sequence[Ranks],
+    measured: Sequence[Mapping[str, Sequence[Tensor]]],
 ) -> CardFacts:
-    newest = measured[-1].by_text
-    num_left = corpus.num_train_tokens if left is None else sum(int(kept.sum()) for kept in left.values())
+    newest = measured[-1]
+    num_left = corpus.num_train_tokens if left is None else sum(int(kept.sum()) for kept in left.positions.values())
     return CardFacts(
         number=len(measured),
         prompts="the user turns came from a prompt file" if settings.prompts else "it wrote the user turns too",
@@ -74,7 +74,7 @@ def _facts(
         distil_epochs=_epochs(distillation),
         distil_minutes=distillation.progress.seconds / 60,
         measured={name: summarise(ranks) for name, ranks in newest.items()},
-        pool_top={name: _pool_top([each.by_text[name] for each in measured]) for name in newest},
+        pool_top={name: _pool_top([each[name] for each in measured]) for name in newest},
     )
 
 

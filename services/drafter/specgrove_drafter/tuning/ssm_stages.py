@@ -6,7 +6,8 @@ work-dir/left-2.pt      the positions that the first SSM leaves to the second, a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,6 @@ from specgrove_drafter.tuning.agreement import answer_ranks, measure_agreement, 
 from specgrove_drafter.tuning.batches import KeptPositions, is_held_out
 from specgrove_drafter.tuning.boost import positions_left
 from specgrove_drafter.tuning.distil import Distillation, Recipe, choose_trained, make_optimizer, run
-from specgrove_drafter.tuning.errors import ResumeError
 from specgrove_drafter.tuning.hub import Target, load_target_model
 from specgrove_drafter.tuning.objective import tail_share_outside
 from specgrove_drafter.tuning.progress import say
@@ -74,6 +74,14 @@ def read_corpus(settings: Settings, target: Target, shards: Path) -> Corpus:
 
 
 @dataclass(frozen=True, slots=True)
+class Left:
+    """What the SSMs before leave to the next one; `stamp` names the weights that made it."""
+
+    positions: KeptPositions
+    stamp: str
+
+
+@dataclass(frozen=True, slots=True)
 class SsmStages:
     """One SSM of the pool: its number from 1, its shape, and the positions that the ones before it left."""
 
@@ -82,7 +90,7 @@ class SsmStages:
     corpus: Corpus
     number: int
     shape: SsmShape
-    left: KeptPositions | None
+    left: Left | None
 
     def tune(self) -> tuple[Any, Distillation]:
         """Fit and distil, from the checkpoint of the same run where there is one."""
@@ -97,23 +105,27 @@ class SsmStages:
         self._distil(task, path)
         return ssm, task
 
-    def leave(self, ssm: Any) -> dict[int, Tensor]:
-        """What this SSM leaves to the next one, from the file of the same run where there is one."""
+    def leave(self, ssm: Any, distillation: Distillation) -> Left:
+        """What this SSM leaves to the next one; from the file where these very weights made it."""
         path = self.settings.work_dir / f"left-{self.number + 1}.pt"
+        top = self.settings.covered_top
+        stamp = f"{self._stamp()}/step {distillation.progress.step}/top {top}"
         if path.exists():
             found = torch.load(path, weights_only=True)
-            if found["stamp"] != self._stamp():
-                raise ResumeError(f"{path} belongs to other documents or settings; delete it and distil-*.pt after it")
-            return dict(found["left"])
-        top = self.settings.covered_top
-        left = positions_left(ssm, self.corpus.train, self.corpus.vocabulary, top, self.left)
+            if found["stamp"] == stamp:
+                return Left(found["left"], stamp)
+        left = positions_left(ssm, self.corpus.train, self.corpus.vocabulary, top, self._kept)
         num_left = sum(int(kept.sum()) for kept in left.values())
         share = 100 * num_left / self.corpus.num_train_tokens
         self._say(
             "boost", f"leaves {num_left:,} positions ({share:.0f}%) to the next: the rest is among its first {top}"
         )
-        torch.save({"stamp": self._stamp(), "left": left}, path)
-        return left
+        torch.save({"stamp": stamp, "left": left}, path)
+        return Left(left, stamp)
+
+    @property
+    def _kept(self) -> KeptPositions | None:
+        return None if self.left is None else self.left.positions
 
     def _build(self) -> Any:
         model = load_target_model(self.target, torch.device("cpu"), pack=False)
@@ -141,7 +153,7 @@ class SsmStages:
             "fit", f"{self.shape.num_layers} layers{depths}: ridge regression on up to {settings.fit_tokens:,} tokens"
         )
         head = head_weight(load_target_model(self.target, torch.device("cpu"), pack=False))
-        batches = fit_batches(corpus.train, corpus.vocabulary, settings.fit_tokens, self.left)
+        batches = fit_batches(corpus.train, corpus.vocabulary, settings.fit_tokens, self._kept)
         num_rows = fit_head(ssm, batches, head, corpus.vocabulary, settings.ridge)
         self._say("fit", f"solved from {num_rows:,} positions; held out: {self._measure(ssm)}")
 
@@ -158,7 +170,7 @@ class SsmStages:
         choose_trained(ssm, tables=settings.train_tables)
         tail = tail_share_outside(self.corpus.train, self.corpus.vocabulary.to_draft())
         optimizer = make_optimizer(ssm, recipe)
-        return Distillation(ssm, optimizer, recipe, self.corpus.train, self.corpus.vocabulary, tail, self.left)
+        return Distillation(ssm, optimizer, recipe, self.corpus.train, self.corpus.vocabulary, tail, self._kept)
 
     def _distil(self, task: Distillation, path: Path) -> None:
         if task.is_done:
@@ -193,7 +205,7 @@ class SsmStages:
             settings.seed,
             settings.train_tables,
             shapes,
-            settings.covered_top if self.number > 1 else 0,
+            "all" if self.left is None else hashlib.sha256(self.left.stamp.encode()).hexdigest()[:8],
             corpus.vocabulary.size,
             len(corpus.train),
             corpus.num_train_tokens,
@@ -204,19 +216,12 @@ class SsmStages:
         say(stage, f"SSM {self.number}: {text}" if len(self.settings.shapes) > 1 else text)
 
 
-@dataclass(frozen=True, slots=True)
-class Ranks:
-    """One SSM's ranks on each measured text, as `answer_ranks` gives them."""
-
-    by_text: Mapping[str, list[Tensor]]
-
-
-def evaluate(ssm: Any, corpus: Corpus, answers: Sequence[Document]) -> Ranks:
-    """Ranks on held-out own text and on the answers to the evaluation prompts."""
+def evaluate(ssm: Any, corpus: Corpus, answers: Sequence[Document]) -> dict[str, list[Tensor]]:
+    """What `answer_ranks` gives for held-out own text and for the answers to the evaluation prompts, by text."""
     texts = {"own text, held-out documents": corpus.held_out}
     if answers:
         texts["greedy answers to evaluation prompts"] = list(answers)
     by_text = {name: answer_ranks(ssm, documents, corpus.vocabulary) for name, documents in texts.items()}
     for name, ranks in by_text.items():
         say("evaluate", f"{name}: {summarise(ranks).line()}")
-    return Ranks(by_text)
+    return by_text
