@@ -26,11 +26,11 @@ transformers.utils.logging.disable_progress_bar()
 
 
 def _llama(**common: Any) -> Any:
-    return transformers.LlamaConfig(intermediate_size=64, num_key_value_heads=2, **common)
+    return transformers.LlamaConfig(**{"intermediate_size": 64, "num_key_value_heads": 2, **common})
 
 
 def _qwen2(**common: Any) -> Any:
-    return transformers.Qwen2Config(intermediate_size=64, num_key_value_heads=1, **common)
+    return transformers.Qwen2Config(**{"intermediate_size": 64, "num_key_value_heads": 1, **common})
 
 
 def _qwen3(**common: Any) -> Any:
@@ -51,7 +51,9 @@ def _gemma2(**common: Any) -> Any:
 
 
 def _mistral(**common: Any) -> Any:
-    return transformers.MistralConfig(intermediate_size=64, num_key_value_heads=2, sliding_window=5, **common)
+    return transformers.MistralConfig(
+        **{"intermediate_size": 64, "num_key_value_heads": 2, "sliding_window": 5, **common}
+    )
 
 
 def _gpt2(**common: Any) -> Any:

@@ -19,10 +19,10 @@ import torch
 
 from specgrove.errors import ModelLoadError
 from specgrove.features import MAX_FEATURE_BYTES, FeatureLayout
+from specgrove.runtime.decoder import StateReader
 from specgrove.runtime.features import encode_parts
 from specgrove.runtime.forward import PackedForward, SequenceRows
 from specgrove.runtime.loading import LoadedModel
-from specgrove.runtime.state_tap import StateTap
 from specgrove_verifier.metrics import EngineMetrics
 
 _log = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ class FeatureSource:
         self._metrics = metrics
         self._num_layers = loaded.kv_shape.num_layers
         self._hidden_size = loaded.hidden_size
-        self._tap: StateTap | None = None
+        self._tap: StateReader | None = None
         self._obstacle = ""
         try:
             self._tap = loaded.state_tap()

@@ -15,13 +15,16 @@ from specgrove.tree import TokenTree
 from support.forward_cases import BLOCK_SIZE, Case, Text, assert_close, random_tokens, random_tree
 from support.tiny_models import CONFIGS, own_logits, own_model, write_tiny_model
 
+# Llama-shaped models run by their own code too, which is what all others do.
+CASES = {**{name: (name, "auto") for name in CONFIGS}, "llama by transformers": ("llama", "transformers")}
+
 
 @pytest.fixture(scope="module")
 def cases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Case]:
     loaded = {}
-    for architecture in CONFIGS:
+    for case, (architecture, decoder) in CASES.items():
         folder: Path = write_tiny_model(tmp_path_factory.mktemp(architecture), architecture, has_tokenizer=False)
-        loaded[architecture] = Case(own_model(folder), load_model(folder, "float32"))
+        loaded[case] = Case(own_model(folder), load_model(folder, "float32", decoder=decoder))
     return loaded
 
 
@@ -30,7 +33,7 @@ def llama(cases: dict[str, Case]) -> Case:
     return cases["llama"]
 
 
-@pytest.mark.parametrize("architecture", CONFIGS)
+@pytest.mark.parametrize("architecture", CASES)
 @pytest.mark.parametrize("num_draft_nodes", [1, 7, 12])
 def test_every_node_has_the_logits_of_its_path(cases: dict[str, Case], architecture: str, num_draft_nodes: int) -> None:
     random = Random(num_draft_nodes)
@@ -41,7 +44,7 @@ def test_every_node_has_the_logits_of_its_path(cases: dict[str, Case], architect
 
 
 @pytest.mark.parametrize("prefix_len", [0, 1, *(BLOCK_SIZE * blocks + off for blocks in (1, 3) for off in (-1, 0, 1))])
-@pytest.mark.parametrize("architecture", ["llama", "mistral"])
+@pytest.mark.parametrize("architecture", ["llama", "llama by transformers", "mistral"])
 def test_prefixes_at_the_edges_of_blocks(cases: dict[str, Case], architecture: str, prefix_len: int) -> None:
     random = Random(prefix_len)
     runner = cases[architecture].runner()
@@ -67,7 +70,7 @@ def test_a_tree_of_more_than_64_rows(llama: Case) -> None:
     assert_close(runner.forward.run([runner.tree(text, tree)]), runner.expected(text, tree))
 
 
-@pytest.mark.parametrize("architecture", CONFIGS)
+@pytest.mark.parametrize("architecture", CASES)
 def test_committing_a_path_continues_as_if_it_had_been_prefilled(cases: dict[str, Case], architecture: str) -> None:
     random = Random(11)
     runner = cases[architecture].runner()

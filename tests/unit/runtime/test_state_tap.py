@@ -52,7 +52,7 @@ def hooks_of(loaded: LoadedModel) -> int:
 
 
 def test_no_hook_stays_behind_even_when_a_forward_fails(tmp_path: Path) -> None:
-    loaded = load_model(write_tiny_model(tmp_path, num_hidden_layers=NUM_LAYERS), "float32")
+    loaded = load_model(write_tiny_model(tmp_path, num_hidden_layers=NUM_LAYERS), "float32", decoder="transformers")
     cache = loaded.new_cache(max_tokens=64)
     forward, num_before = PackedForward(loaded, cache), hooks_of(loaded)
 

@@ -18,8 +18,9 @@ import numpy as np
 import torch
 
 from specgrove.runtime.attention import PackedPart, PackedStep
+from specgrove.runtime.decoder import StateReader
 from specgrove.runtime.kv_cache import CachedSequence, KVCache
-from specgrove.runtime.state_tap import RewriteStates, StateTap
+from specgrove.runtime.state_tap import RewriteStates
 
 if TYPE_CHECKING:
     from specgrove.runtime.loading import LoadedModel
@@ -73,10 +74,10 @@ class PackedForward:
     @torch.inference_mode()
     def run(
         self, batch: Sequence[SequenceRows], before_head: RewriteStates | None = None
-    ) -> torch.Tensor:  # float32 [rows that want logits, V]
+    ) -> torch.Tensor:  # float32 [rows that want logits, K * V]
         """Logits of the rows that want them, in packed order. Keys and values of all rows are in flight afterwards.
 
-        `before_head` may change these rows' states [1, W, H] before they go into the head. Raises `OutOfBlocks` before
+        `before_head` may change these rows' states [K, W, H] before they go into the head. Raises `OutOfBlocks` before
         anything is changed when the cache has no room for a sequence's rows; sequences reserved before it keep their
         (empty) blocks until they are rolled back.
         """
@@ -84,7 +85,7 @@ class PackedForward:
         return self._loaded.logits(packed.token_ids, packed.positions, packed.wanted, packed.step, before_head)
 
     @torch.inference_mode()
-    def run_and_read(self, batch: Sequence[SequenceRows], tap: StateTap, layers: Sequence[int]) -> RowOutputs:
+    def run_and_read(self, batch: Sequence[SequenceRows], tap: StateReader, layers: Sequence[int]) -> RowOutputs:
         """As `run`, and the states of the same rows after `layers` and after the final norm."""
         packed = self._pack(batch)
         with tap.reading(layers, packed.wanted) as parts:

@@ -1,14 +1,15 @@
 """From a folder, hub id or GGUF file to a model that runs packed rows.
 
 `weights` says how the matrices are kept: `float32` as they are, `fp16_packed` for fbgemm on CPUs (four times the speed
-at one row on AVX2), `auto` the packed form on CPUs that have it and the checkpoint's own type on accelerators.
+at one row on AVX2), `int8_packed` likewise for SSMs, whose tokens only propose, `auto` fp16_packed on CPUs that have it
+and the checkpoint's own type on accelerators.
 """
 
 from __future__ import annotations
 
 import logging
-from contextlib import nullcontext
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
@@ -19,11 +20,14 @@ from specgrove.errors import ModelLoadError
 from specgrove.runtime import hf
 from specgrove.runtime.attention import PackedStep, packed_tree_attention
 from specgrove.runtime.convert import cached_folder, convert
+from specgrove.runtime.decoder import Decoder, ModuleDecoder, StateReader
 from specgrove.runtime.draft_vocab import OTHER_ID_KEY, DraftVocab
+from specgrove.runtime.int8_linear import Int8Linear, is_int8_supported
 from specgrove.runtime.kv_cache import KVCache, KVShape
-from specgrove.runtime.packed_linear import PackedLinear, is_packing_supported, pack_linear_layers
+from specgrove.runtime.lean_decoder import LeanDecoder
+from specgrove.runtime.packed_linear import PackedLinear, PackWeight, is_packing_supported, pack_linear_layers
 from specgrove.runtime.probe import check_attention
-from specgrove.runtime.state_tap import RewriteStates, StateTap, rewriting_head_input
+from specgrove.runtime.state_tap import RewriteStates, StateTap
 
 _log = logging.getLogger(__name__)
 _KNOWN_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
@@ -33,13 +37,32 @@ class Weights(StrEnum):
     AUTO = "auto"
     FLOAT32 = "float32"
     FP16_PACKED = "fp16_packed"
+    INT8_PACKED = "int8_packed"
+
+
+class DecoderChoice(StrEnum):
+    """Who runs the model: `lean` (Llama-shaped models only), its own `transformers` code, or lean where it can."""
+
+    AUTO = "auto"
+    LEAN = "lean"
+    TRANSFORMERS = "transformers"
+
+
+_PACKS: dict[str, PackWeight] = {
+    Weights.FP16_PACKED: PackedLinear.from_weight,
+    Weights.INT8_PACKED: Int8Linear.from_weight,
+}
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A frozen model with our attention, and what the services must know of it."""
+    """A frozen model with our attention, and what the services must know of it.
+
+    Several models stacked by `stack` are one LoadedModel: `model` is the first, logits stand side by side.
+    """
 
     model: nn.Module
+    decoder: Decoder
     source: str
     weights: str  # what `auto` became: float32, fp16_packed, bfloat16, ...
     vocab_size: int
@@ -55,10 +78,15 @@ class LoadedModel:
             self.kv_shape, num_blocks=-(-max_tokens // block_size), block_size=block_size, device=self.device
         )
 
+    @property
+    def pack(self) -> PackWeight | None:
+        """How this model's matrices are packed; None where they are as they were."""
+        return _PACKS.get(self.weights)
+
     def replace_head(self, weight: torch.Tensor) -> None:
         """Read states with `weight` (float [V, H]) from here on, kept as the other matrices are."""
-        if self.weights == Weights.FP16_PACKED:
-            head: nn.Module = PackedLinear.from_weight(weight)
+        if self.pack is not None:
+            head: nn.Module = self.pack(weight, None)
         else:
             head = nn.Linear(
                 weight.shape[1], weight.shape[0], bias=False, device=self.device, dtype=self.kv_shape.dtype
@@ -66,8 +94,10 @@ class LoadedModel:
             head.requires_grad_(False).weight.copy_(weight)
         self.model.set_output_embeddings(head)  # type: ignore[operator]
 
-    def state_tap(self) -> StateTap:
+    def state_tap(self) -> StateReader:
         """Where this model's inner states can be read; raises `ModelLoadError` where its architecture hides them."""
+        if isinstance(self.decoder, LeanDecoder):
+            return self.decoder
         return StateTap.find(self.model, self.kv_shape.num_layers)
 
     def logits(
@@ -77,18 +107,9 @@ class LoadedModel:
         wanted: torch.Tensor,  # int64 [W], packed rows
         step: PackedStep,
         before_head: RewriteStates | None = None,
-    ) -> torch.Tensor:  # float32 [W, V]
-        """One forward. Rows outside `wanted` only leave keys and values behind; `before_head` may change the states
-        [1, W, H] of the others on their way into the head."""
-        with nullcontext() if before_head is None else rewriting_head_input(self.model, before_head):
-            output = self.model(
-                input_ids=token_ids,
-                position_ids=positions,
-                logits_to_keep=wanted,
-                use_cache=False,
-                packed_step=step,
-            )
-        return output.logits[0].float()
+    ) -> torch.Tensor:  # float32 [W, K * V], K = 1 unless models are stacked
+        """One forward; see `decoder.Decoder`."""
+        return self.decoder.logits(token_ids, positions, wanted, step, before_head)
 
 
 def load_model(
@@ -98,11 +119,12 @@ def load_model(
     *,
     target_vocab_size: int | None = None,
     cache_root: Path | None = None,
+    decoder: str = DecoderChoice.AUTO,
 ) -> LoadedModel:
     """Load a decoder-only model and check that our attention computes what its own does.
 
-    `target_vocab_size` is needed for SSMs with a trimmed vocabulary; `cache_root` is where GGUF files are converted to.
-    Raises `ModelLoadError`.
+    `target_vocab_size` is needed for SSMs with a trimmed vocabulary; `cache_root` is where GGUF files are converted to;
+    `decoder` is a `DecoderChoice`. Raises `ModelLoadError`.
     """
     hf.register_attention(packed_tree_attention)
     folder = model_folder(str(source), cache_root)
@@ -110,12 +132,14 @@ def load_model(
     _check_layers(folder, config)
     kept_as = _resolve(Weights(weights), torch.device(device))
     model = hf.load_causal_lm(folder, dtype=None if kept_as == "checkpoint" else torch.float32)
-    if kept_as == Weights.FP16_PACKED:
-        pack_linear_layers(model)
+    pack = _PACKS.get(kept_as)
+    if pack is not None:
+        pack_linear_layers(model, pack)
     model.to(device)
     dtype = next(model.parameters()).dtype
     loaded = LoadedModel(
         model=model,
+        decoder=_decoder(model, DecoderChoice(decoder), folder),
         source=str(source),
         weights=str(dtype).removeprefix("torch.") if kept_as == "checkpoint" else str(kept_as),
         vocab_size=config.vocab_size,
@@ -126,8 +150,42 @@ def load_model(
         draft_vocab=_draft_vocab(folder, config, target_vocab_size),
     )
     check_attention(loaded)
-    _log.info("loaded %s, weights=%s, vocabulary %d", source, loaded.weights, loaded.vocab_size)
+    _log.info(
+        "loaded %s, weights=%s, vocabulary %d, %s",
+        source,
+        loaded.weights,
+        loaded.vocab_size,
+        type(loaded.decoder).__name__,
+    )
     return loaded
+
+
+def stack(models: Sequence[LoadedModel]) -> LoadedModel | None:
+    """Models of one shape and one draft vocabulary as one that runs them all in one forward; None for others.
+
+    Weights are shared with `models`, heads included: replace those first.
+    """
+    first = models[0]
+    decoder = LeanDecoder.of([loaded.model for loaded in models])
+    if decoder is None or len({(str(loaded.device), loaded.weights) for loaded in models}) > 1:
+        return None
+    if not all(_same_vocab(first.draft_vocab, loaded.draft_vocab) for loaded in models):
+        return None
+    shape = replace(first.kv_shape, num_kv_heads=len(models) * first.kv_shape.num_kv_heads)
+    return replace(first, decoder=decoder, kv_shape=shape, source="+".join(loaded.source for loaded in models))
+
+
+def _same_vocab(one: DraftVocab | None, other: DraftVocab | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return one.other_id == other.other_id and torch.equal(one.to_target, other.to_target)
+
+
+def _decoder(model: nn.Module, choice: DecoderChoice, folder: str) -> Decoder:
+    lean = None if choice == DecoderChoice.TRANSFORMERS else LeanDecoder.of([model])
+    if lean is None and choice == DecoderChoice.LEAN:
+        raise ModelLoadError(f"{folder} is not Llama-shaped; choose decoder=auto or transformers")
+    return lean or ModuleDecoder(model)
 
 
 def model_folder(source: str, cache_root: Path | None = None) -> str:
@@ -144,6 +202,8 @@ def model_folder(source: str, cache_root: Path | None = None) -> str:
 def _resolve(weights: Weights, device: torch.device) -> str:
     if weights == Weights.FP16_PACKED and (device.type != "cpu" or not is_packing_supported()):
         raise ModelLoadError("weights=fp16_packed needs a CPU with fbgemm (x86); choose float32 or auto")
+    if weights == Weights.INT8_PACKED and (device.type != "cpu" or not is_int8_supported()):
+        raise ModelLoadError("weights=int8_packed needs a CPU with AVX512 VNNI and fbgemm; choose fp16_packed or auto")
     if weights == Weights.AUTO:
         if device.type != "cpu":
             return "checkpoint"

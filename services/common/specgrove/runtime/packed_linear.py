@@ -8,7 +8,7 @@ product is bound by weight bytes, and a row's result does not depend on the othe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
@@ -45,11 +45,13 @@ class PackedLinear(nn.Module):
         return cls.from_weight(linear.weight, linear.bias)
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        return torch.ops.quantized.linear_dynamic_fp16(rows, self.packed)
+        return torch.ops.quantized.linear_dynamic_fp16.default(rows, self.packed)
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, weights=fp16_packed"
 
+
+PackWeight = Callable[[torch.Tensor, torch.Tensor | None], nn.Module]
 
 # Projections that read the same input, by the names `transformers` gives them: packed side by side, multiplied at once.
 _SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
@@ -58,10 +60,10 @@ _SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 class _SharedProduct:
     """One packed product whose columns several projections share; made anew whenever another input comes."""
 
-    def __init__(self, linears: Sequence[nn.Linear]) -> None:
+    def __init__(self, linears: Sequence[nn.Linear], pack: PackWeight) -> None:
         weight = torch.cat([linear.weight.detach() for linear in linears])
         biases: list[torch.Tensor] = [linear.bias for linear in linears if linear.bias is not None]
-        self._linear = PackedLinear.from_weight(weight, torch.cat(biases) if biases else None)
+        self.linear = pack(weight, torch.cat(biases) if biases else None)
         self._widths = [linear.out_features for linear in linears]
         self._rows: torch.Tensor | None = None
         self._columns: Sequence[torch.Tensor] = ()
@@ -70,7 +72,7 @@ class _SharedProduct:
         # The very tensor, not an equal one: nothing is compared, and nothing can be mistaken.
         if self._rows is not rows:
             self._rows = rows
-            self._columns = self._linear(rows).split(self._widths, dim=-1)
+            self._columns = self.linear(rows).split(self._widths, dim=-1)
         return self._columns[index]
 
 
@@ -84,11 +86,16 @@ class PackedColumns(nn.Module):
         self.in_features = in_features
         self.out_features = out_features
 
+    @property
+    def all_columns(self) -> nn.Module:
+        """The one product [..., in] -> [..., sum of out] that this projection is a part of."""
+        return self._shared.linear
+
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         return self._shared.columns(rows, self._index)
 
 
-def pack_linear_layers(model: nn.Module) -> int:
+def pack_linear_layers(model: nn.Module, pack: PackWeight = PackedLinear.from_weight) -> int:
     """Replace every `nn.Linear` of `model` in place by its packed form; returns how many were replaced.
 
     Query, key and value projections share one product, gate and up projections another: fewer, larger products. The
@@ -97,23 +104,23 @@ def pack_linear_layers(model: nn.Module) -> int:
     """
     replaced = 0
     for names in _SIBLINGS:
-        replaced += _pack_siblings(model, names)
+        replaced += _pack_siblings(model, names, pack)
     for name, child in list(model.named_children()):
         if isinstance(child, nn.Linear):
-            setattr(model, name, PackedLinear.from_linear(child))
+            setattr(model, name, pack(child.weight, child.bias))
             replaced += 1
         else:
-            replaced += pack_linear_layers(child)
+            replaced += pack_linear_layers(child, pack)
     return replaced
 
 
-def _pack_siblings(module: nn.Module, names: Sequence[str]) -> int:
+def _pack_siblings(module: nn.Module, names: Sequence[str], pack: PackWeight) -> int:
     children = [getattr(module, name, None) for name in names]
     linears = [child for child in children if isinstance(child, nn.Linear)]
     has_bias = {linear.bias is not None for linear in linears}
     if len(linears) < len(names) or len({linear.in_features for linear in linears}) > 1 or len(has_bias) > 1:
         return 0
-    shared = _SharedProduct(linears)
+    shared = _SharedProduct(linears, pack)
     for index, (name, linear) in enumerate(zip(names, linears, strict=True)):
         setattr(module, name, PackedColumns(shared, index, linear.in_features, linear.out_features))
     return len(linears)

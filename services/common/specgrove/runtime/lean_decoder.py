@@ -1,0 +1,219 @@
+"""A decoder that runs Llama-shaped models in as few operators as they need: a layer is 4 products and 15 small ones.
+
+`transformers` runs the same layer in about 60 operators and a dozen Python frames, which on a CPU costs more time than
+the matrix products of a 135M model (README). The weights are those of the loaded model, nothing is copied; norms,
+rotation and attention are written out here, and `probe.py` compares them with the model's own at load time.
+
+Several models of one shape run as one: their rows are a leading dimension, their heads lie side by side in one cache,
+and everything but the matrix products happens once for all.
+
+    tokens [N] ──▶ states [K, N, H] ──▶ layers: one attention over K * heads ──▶ logits [W, K * V]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from specgrove.runtime.attention import PackedStep
+from specgrove.runtime.lean_step import HeadLayout, LeanStep
+from specgrove.runtime.packed_linear import PackedColumns
+from specgrove.runtime.state_tap import RewriteStates
+
+KNOWN_MODEL_TYPES = frozenset({"llama", "mistral", "qwen2"})
+
+Product = Callable[[torch.Tensor], torch.Tensor]  # [K, N, in] -> [K, N, out]
+
+
+@dataclass(frozen=True, slots=True)
+class _Norm:
+    """Root mean square normalisation, a weight for each model."""
+
+    weight: torch.Tensor  # [K, 1, H]
+    eps: float
+
+    def __call__(self, states: torch.Tensor) -> torch.Tensor:
+        wide = states.float()
+        scale = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+        scale = scale.square_().mul_(1.0 / wide.shape[-1]).add_(self.eps).rsqrt_()
+        return (wide * scale).to(states.dtype) * self.weight
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    attention_norm: _Norm
+    projections: Product  # to queries, keys and values side by side
+    output: Product
+    mlp_norm: _Norm
+    gate_and_up: Product
+    down: Product
+
+
+class LeanDecoder:
+    """One or more models of one shape, run as one."""
+
+    def __init__(self, models: Sequence[Any]) -> None:
+        self._models = tuple(models)
+        first = models[0]
+        config = first.config
+        attention = first.model.layers[0].self_attn
+        self._heads = HeadLayout(
+            config.num_attention_heads, config.num_key_value_heads, attention.head_dim, attention.scaling
+        )
+        self._rotary: nn.Module = first.model.rotary_emb
+        self._layers = [_layer(layers) for layers in zip(*(model.model.layers for model in models), strict=True)]
+        self._final_norm = _norm([model.model.norm for model in models])
+        self._kept_layers: dict[int, list[int]] = {}  # layer -> places in `_kept`; empty unless states are being read
+        self._kept: list[torch.Tensor] = []
+
+    @classmethod
+    def of(cls, models: Sequence[Any]) -> LeanDecoder | None:
+        """A decoder over `models`, or None where it would have to know more than it does."""
+        shapes = {_shape(model) for model in models}
+        return cls(models) if len(shapes) == 1 and None not in shapes else None
+
+    @property
+    def num_models(self) -> int:
+        return len(self._models)
+
+    def logits(
+        self,
+        token_ids: torch.Tensor,  # int64 [1, N]
+        positions: torch.Tensor,  # int64 [1, N]
+        wanted: torch.Tensor,  # int64 [W], packed rows
+        step: PackedStep,
+        before_head: RewriteStates | None = None,
+    ) -> torch.Tensor:  # float32 [W, K * V]
+        """See `decoder.Decoder`; with K models the states that `before_head` may change are [K, W, H]."""
+        states = _by_model([F.embedding(token_ids[0], model.get_input_embeddings().weight) for model in self._models])
+        cos, sin = self._rotary(states, position_ids=positions)
+        lean = LeanStep.plan(step, self._heads, cos, sin)
+        last = len(self._layers) - 1
+        for number, layer in enumerate(self._layers):
+            # Below the last attention only the rows that somebody asks about are of use.
+            rows = wanted if number == last and len(wanted) < states.shape[1] else None
+            states = self._run_layer(number, layer, states, lean, rows)
+            for place in self._kept_layers.get(number + 1, ()):
+                self._kept[place] = states[0].clone() if number == last else states[0, wanted]
+        final = self._final_norm(states)
+        for place in self._kept_layers.get(0, ()):
+            self._kept[place] = final[0]
+        if before_head is not None:
+            final = before_head(final)
+        scores = [model.get_output_embeddings()(final[k]) for k, model in enumerate(self._models)]
+        return (scores[0] if len(scores) == 1 else torch.cat(scores, dim=-1)).float()
+
+    @contextmanager
+    def reading(self, layers: Sequence[int], rows: torch.Tensor) -> Iterator[list[torch.Tensor]]:
+        """As `StateTap.reading`; `rows` must be the rows that the forward inside wants logits of."""
+        parts = self._kept = [rows] * (len(layers) + 1)
+        for place, layer in enumerate([*layers, 0]):
+            self._kept_layers.setdefault(layer, []).append(place)
+        try:
+            yield parts
+        finally:
+            self._kept_layers.clear()
+
+    def _run_layer(
+        self, number: int, layer: _Layer, states: torch.Tensor, lean: LeanStep, rows: torch.Tensor | None
+    ) -> torch.Tensor:
+        heads = self._heads
+        num_rotated = heads.num_heads + heads.num_kv_heads
+        columns = layer.projections(layer.attention_norm(states))
+        by_head = columns.view(*columns.shape[:2], -1, heads.head_dim)
+        rotated = lean.rotate(by_head[:, :, :num_rotated])
+        mixed = lean.attend(
+            number, rotated[:, :, : heads.num_heads], rotated[:, :, heads.num_heads :], by_head[:, :, num_rotated:]
+        )
+        if rows is not None:
+            states, mixed = states[:, rows], mixed[:, rows]
+        states = layer.output(mixed).add_(states)
+        gate, up = layer.gate_and_up(layer.mlp_norm(states)).chunk(2, dim=-1)
+        return states.add_(layer.down(F.silu(gate).mul_(up)))
+
+
+def _shape(model: Any) -> tuple[object, ...] | None:
+    """What models must have in common to run as one; None for a model with parts that are not written out here."""
+    config = model.config
+    if config.model_type not in KNOWN_MODEL_TYPES or config.hidden_act != "silu":
+        return None
+    attentions = [layer.self_attn for layer in model.model.layers]
+    # Some architectures keep the window in the attention, others in the config.
+    if any(getattr(place, "sliding_window", None) is not None for place in (config, *attentions)):
+        return None
+    if any(attention.head_dim % 2 for attention in attentions):
+        return None
+    return (
+        config.model_type,
+        config.hidden_size,
+        config.intermediate_size,
+        config.num_hidden_layers,
+        config.num_attention_heads,
+        config.num_key_value_heads,
+        attentions[0].head_dim,
+        config.rms_norm_eps,
+        repr(config.rope_parameters),
+        config.max_position_embeddings,
+        config.vocab_size,
+        next(model.parameters()).dtype,
+    )
+
+
+def _by_model(rows: Sequence[torch.Tensor]) -> torch.Tensor:
+    """[K, N, ...] from K times [N, ...]."""
+    return rows[0][None] if len(rows) == 1 else torch.stack(list(rows))
+
+
+def _layer(layers: Sequence[Any]) -> _Layer:
+    """One layer of all models."""
+    attentions = [layer.self_attn for layer in layers]
+    mlps = [layer.mlp for layer in layers]
+    return _Layer(
+        attention_norm=_norm([layer.input_layernorm for layer in layers]),
+        projections=_joint([_side_by_side([a.q_proj, a.k_proj, a.v_proj]) for a in attentions]),
+        output=_joint([attention.o_proj for attention in attentions]),
+        mlp_norm=_norm([layer.post_attention_layernorm for layer in layers]),
+        gate_and_up=_joint([_side_by_side([mlp.gate_proj, mlp.up_proj]) for mlp in mlps]),
+        down=_joint([mlp.down_proj for mlp in mlps]),
+    )
+
+
+def _norm(norms: Sequence[Any]) -> _Norm:
+    return _Norm(torch.stack([norm.weight.detach() for norm in norms])[:, None], norms[0].variance_epsilon)
+
+
+def _joint(products: Sequence[nn.Module]) -> Product:
+    """K products as one."""
+    if len(products) == 1:
+        return products[0]
+    linears = [product for product in products if isinstance(product, nn.Linear)]
+    if len(linears) == len(products):
+        weights = torch.stack([linear.weight.detach().T for linear in linears])  # [K, in, out]
+        biases: list[torch.Tensor] = [linear.bias.detach() for linear in linears if linear.bias is not None]
+        if not biases:
+            return lambda rows: torch.bmm(rows, weights)
+        bias = torch.stack(biases)[:, None]
+        return lambda rows: torch.baddbmm(bias, rows, weights)
+    return lambda rows: torch.stack([product(rows[k]) for k, product in enumerate(products)])
+
+
+def _side_by_side(projections: Sequence[Any]) -> nn.Module:
+    """One product in place of several with the same input; their weights become views of its weight."""
+    if isinstance(projections[0], PackedColumns):
+        return projections[0].all_columns
+    weights = [projection.weight for projection in projections]
+    biases = [projection.bias for projection in projections]
+    joint = nn.Linear(1, 1, bias=biases[0] is not None, device="meta")
+    joint.weight = nn.Parameter(torch.cat([weight.detach() for weight in weights]), requires_grad=False)
+    for projection, part in zip(projections, joint.weight.split([len(w) for w in weights]), strict=True):
+        projection.weight = nn.Parameter(part, requires_grad=False)
+    if biases[0] is not None:
+        joint.bias = nn.Parameter(torch.cat([bias.detach() for bias in biases]), requires_grad=False)
+    joint.out_features, joint.in_features = joint.weight.shape
+    return joint
