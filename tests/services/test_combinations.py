@@ -28,6 +28,7 @@ _ALWAYS_AHEAD = {"ahead": "on", "max_ahead_share": 1.0, "min_ahead_prob": 0.0}
 class Folders:
     target: Path
     fed: Path  # a feature-fed SSM with weights of its own
+    mate: Path  # another of its shape: the two run as one
     twin: Path  # the target's weights once more
 
 
@@ -35,10 +36,11 @@ class Folders:
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
     fed = write_tiny_model(tmp_path_factory.mktemp("fed"), seed=7)
     write_feature_maps(fed, (3, 1))
+    mate = write_tiny_model(tmp_path_factory.mktemp("mate"), seed=8)
     target, twin = (
         write_tiny_model(tmp_path_factory.mktemp(name), num_hidden_layers=4, seed=1) for name in ("target", "twin")
     )
-    return Folders(target, fed, twin)
+    return Folders(target, fed, mate, twin)
 
 
 @pytest.mark.parametrize("expansion", [(), (2, 2)], ids=["best first", "2,2"])
@@ -77,7 +79,7 @@ async def test_no_combination_changes_a_token_or_leaves_a_mirror(
         async with AsyncExitStack() as stack:
             drafters = []
             for number in range(num_drafters):
-                ssms = [folders.fed, folders.twin] if number == 0 else [folders.twin]
+                ssms = [folders.fed, folders.mate, folders.twin] if number == 0 else [folders.twin]
                 config = drafter_config(ssms, [verifier.address], min_path_prob=0.0, kv_tokens=4096, **ahead)
                 own = registry if number == 0 else CollectorRegistry()
                 drafters.append(await stack.enter_async_context(running_drafter(config, own)))

@@ -45,7 +45,10 @@ def merge_lineups(pool: SsmPool) -> list[Lineup]:
 
 
 def pool_lineups(pool: SsmPool, budget: Budget) -> list[Lineup]:
-    """Every member alone, the first SSM and the SSMs together with and without the model-free member; one budget."""
+    """Every member alone, the first SSM and the SSMs together with and without the model-free member; one budget.
+
+    Together means as a drafter runs them, SSMs of one shape as one; beside it their own trees merged by path.
+    """
     count = len(pool.ssms)
     lookup = (make_lookup,)
     sets: list[tuple[str, Sequence[Ssm], tuple[MemberMaker, ...]]] = [
@@ -54,7 +57,9 @@ def pool_lineups(pool: SsmPool, budget: Budget) -> list[Lineup]:
         *((f"{ssm.name} + {MODEL_FREE}", [ssm], lookup) for ssm in pool.ssms[:1]),
     ]
     if count > 1:
-        sets += [("pool of SSMs", pool.ssms, ()), (EVERYONE, pool.ssms, lookup)]
+        sets += [("pool of SSMs", pool.together, ()), (EVERYONE, pool.together, lookup)]
+    if pool.stacks:
+        sets += [("SSMs' own trees merged", pool.ssms, ())]
     return [Lineup(name, (*(ssm.grower() for ssm in ssms), *free), budget, len(ssms)) for name, ssms, free in sets]
 
 

@@ -35,7 +35,7 @@ def run(options: PaperOptions, say: Say) -> Report:
     _check_context(target, prompts, options)
     pool = SsmPool.load(_ssm_folders(options), target, max_cached_tokens=_cached_tokens(prompts, options))
     say("measuring the cost of steps and levels")
-    costs = measure_costs(target, pool.ssms, prompts[0], pool.layout.layers)
+    costs = measure_costs(target, (*pool.ssms, *pool.stacks), prompts[0], pool.layout.layers)
     findings = Findings(ssm_names=tuple(ssm.name for ssm in pool.ssms), costs=costs if "f" in options.tables else None)
     setting = Setting(options, target, pool, frozenset(tokenizer.eos_token_ids), costs, findings)
     _measure(setting, prompts, say)

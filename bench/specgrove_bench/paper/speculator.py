@@ -8,13 +8,13 @@ from functools import partial
 from pathlib import Path
 
 from specgrove.features import FeatureLayout
-from specgrove.runtime.loading import LoadedModel, Weights, load_model
+from specgrove.runtime.loading import LoadedModel, Weights
 from specgrove.tree import ExpansionConfig
 from specgrove_bench.paper.story import Story
 from specgrove_drafter.ensemble import Ensemble, EnsembleDraft
 from specgrove_drafter.jobs import DraftJob
-from specgrove_drafter.members.feature_feed import FeatureFeed
-from specgrove_drafter.members.feature_maps import FeatureMaps, joint_layout
+from specgrove_drafter.members.feature_maps import joint_layout, read_layout
+from specgrove_drafter.members.loaded_ssm import LoadedSsm, joint_feed, load_ssm, stacked, stacks_of
 from specgrove_drafter.members.member import Member
 from specgrove_drafter.members.prompt_lookup import PromptLookupMember
 from specgrove_drafter.members.runtime_model import RuntimeDraftModel
@@ -22,6 +22,7 @@ from specgrove_drafter.members.ssm import SsmMember
 from specgrove_drafter.trees.calibration import Calibration
 from specgrove_drafter.trees.child_sampler import ChildSampler
 from specgrove_drafter.trees.growth import BestFirst, BestFirstPolicy, ExpansionPolicy
+from specgrove_drafter.trees.mixing import Mixing
 from specgrove_drafter.trees.sent_draft import SentDraft, VerifiedDraft
 
 _DRAWS_SEED = 0x5EED  # of drawn children, apart from every session's seed
@@ -34,11 +35,13 @@ MemberMaker = Callable[[int, Calibration], Member]  # from the member's bit and 
 
 @dataclass(frozen=True, slots=True)
 class Ssm:
-    """A loaded SSM under the name the tables give it."""
+    """A loaded SSM under the name the tables give it, or several that run as one."""
 
     name: str
     model: RuntimeDraftModel
     max_fed_depth: int = 0  # down to which depth it sees the target's features; 0 = it sees tokens only
+    part_names: tuple[str, ...] = ()
+    mixing: Mixing | None = None
 
     @property
     def is_feature_fed(self) -> bool:
@@ -51,7 +54,12 @@ class Ssm:
     def _member(self, expansion: str, bit: int, calibration: Calibration) -> Member:
         policy = ExpansionPolicy(ExpansionConfig.parse(expansion)) if expansion else BestFirstPolicy(_WHOLE_BUDGET)
         scale_of = partial(calibration.scale, bit)
-        return SsmMember(self.name, self.model, policy, scale_of, sampler=ChildSampler(_DRAWS_SEED + bit))
+        sampler = ChildSampler(_DRAWS_SEED + bit)
+        if self.mixing is not None:
+            self.mixing.forget()  # what one measurement taught must not pass on to the next
+        return SsmMember(
+            self.name, self.model, policy, scale_of, sampler=sampler, part_names=self.part_names, mixing=self.mixing
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,24 +68,40 @@ class SsmPool:
 
     ssms: tuple[Ssm, ...]
     layout: FeatureLayout
+    stacks: tuple[Ssm, ...] = ()  # SSMs of one shape that run as one, where there are several
+
+    @property
+    def together(self) -> tuple[Ssm, ...]:
+        """All SSMs as a drafter runs them: stacks, and what is in none."""
+        in_stacks = {name for stack in self.stacks for name in stack.part_names}
+        return (*self.stacks, *(ssm for ssm in self.ssms if ssm.name not in in_stacks))
 
     @classmethod
     def load(cls, folders: Sequence[Path], target: LoadedModel, max_cached_tokens: int) -> SsmPool:
         """Raises `ModelLoadError`."""
-        maps = [FeatureMaps.load(folder) for folder in folders]
-        layout = joint_layout([own.layout for own in maps if own is not None])
-        ssms = []
-        for name, folder, own in zip(ssm_names(folders), folders, maps, strict=True):
-            loaded = load_model(folder, target_vocab_size=target.vocab_size)
-            if own is not None and own.head_rows is not None:
-                loaded.replace_head(own.head_rows)
-            is_packed = loaded.weights == Weights.FP16_PACKED
-            feed = None if own is None else FeatureFeed(own, layout, device=loaded.device, is_packed=is_packed)
+        layout = joint_layout([read_layout(folder) for folder in folders])
+        loaded = [
+            load_ssm(name, str(folder), Weights.AUTO, "cpu", target.vocab_size, layout)
+            for name, folder in zip(ssm_names(folders), folders, strict=True)
+        ]
+
+        def ssm_of(group: Sequence[LoadedSsm], name: str) -> Ssm:
+            mixing = Mixing(len(group))
             model = RuntimeDraftModel(
-                loaded, target_vocab_size=target.vocab_size, max_cached_tokens=max_cached_tokens, feed=feed
+                stacked(group),
+                target_vocab_size=target.vocab_size,
+                max_cached_tokens=max_cached_tokens,
+                feed=joint_feed(group),
+                mixing=mixing,
             )
-            ssms.append(Ssm(name, model, own.max_distance if own is not None else 0))
-        return cls(tuple(ssms), layout)
+            return Ssm(name, model, group[0].max_fed_depth, tuple(ssm.name for ssm in group), mixing)
+
+        stacks = [group for group in stacks_of(loaded) if len(group) > 1]
+        return cls(
+            tuple(ssm_of([ssm], ssm.name) for ssm in loaded),
+            layout,
+            tuple(ssm_of(group, "+".join(ssm.name for ssm in group)) for group in stacks),
+        )
 
 
 def ssm_names(folders: Sequence[Path]) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,7 @@ import torch
 
 from specgrove.errors import ModelLoadError
 from specgrove.features import FeatureLayout
-from specgrove.runtime.loading import LoadedModel, Weights, load_model, model_folder
+from specgrove.runtime.loading import model_folder
 from specgrove.session import Heartbeat, Pod, PodRegistry, Redis
 from specgrove.telemetry import CollectorRegistry
 from specgrove.text import Tokenizer
@@ -27,8 +27,8 @@ from specgrove_drafter.ensemble import Ensemble
 from specgrove_drafter.identity import DrafterIdentity
 from specgrove_drafter.inbox import Inbox
 from specgrove_drafter.links import VerifierLinks
-from specgrove_drafter.members.feature_feed import FeatureFeed
-from specgrove_drafter.members.feature_maps import FeatureMaps, joint_layout, read_layout
+from specgrove_drafter.members.feature_maps import joint_layout, read_layout
+from specgrove_drafter.members.loaded_ssm import LoadedSsm, joint_feed, load_ssm, stacked, stacks_of
 from specgrove_drafter.members.member import Member
 from specgrove_drafter.members.prompt_lookup import PromptLookupMember
 from specgrove_drafter.members.random_trees import RandomMember
@@ -38,6 +38,7 @@ from specgrove_drafter.metrics import DrafterMetrics
 from specgrove_drafter.service import SpeculateClient
 from specgrove_drafter.trees.calibration import Calibration
 from specgrove_drafter.trees.growth import policy_of
+from specgrove_drafter.trees.mixing import Mixing
 from specgrove_drafter.trees.outcomes import OutcomeLimits
 
 
@@ -73,29 +74,62 @@ def member_names(config: DrafterConfig) -> tuple[str, ...]:
 
 
 def load_ensemble(config: DrafterConfig, target: TargetVocab, metrics: DrafterMetrics) -> Ensemble:
-    """Load every SSM (seconds each) and put the members together. Raises `ModelLoadError`."""
+    """Load every SSM (seconds each) and put the members together. Raises `ModelLoadError`.
+
+    SSMs of one shape become one member, which runs all of them in one forward and proposes from the mean of their laws.
+    """
     torch.set_num_threads(config.threads or torch.get_num_threads())
+    sent = feature_layout(config)
+    ssms = [
+        load_ssm(name, folder, config.weights, config.device, target.vocab_size, sent, metrics)
+        for name, folder in zip(member_names(config), map(model_folder, config.ssm), strict=False)
+    ]
     members: list[Member] = []
     calibration = Calibration()
-    sent = feature_layout(config)
-    for bit, (name, folder) in enumerate(zip(member_names(config), map(model_folder, config.ssm), strict=False)):
-        loaded = load_model(folder, config.weights, config.device, target_vocab_size=target.vocab_size)
-        model = RuntimeDraftModel(
-            loaded,
-            target_vocab_size=target.vocab_size,
-            max_cached_tokens=config.kv_tokens,
-            on_forward=partial(metrics.observe_forward, name),
-            feed=load_feed(folder, loaded, sent, partial(metrics.observe_fed_rows, name)),
-        )
-        policy = policy_of(config.expansion, config.best_first)
-        members.append(
-            SsmMember(name, model, policy, partial(calibration.scale, bit), naive_children=config.naive_children)
-        )
+    bit = 0
+    for group in stacks_of(ssms) if config.stack_ssms else [[ssm] for ssm in ssms]:
+        members.append(_ssm_member(group, bit, config, target.vocab_size, metrics, calibration))
+        bit += len(group)
     if config.prompt_lookup:
         members.append(PromptLookupMember())
     if config.random_member:
         members.append(RandomMember(target.vocab_size, config.random_member_seed))
     return Ensemble(members, calibration)
+
+
+def _ssm_member(
+    group: Sequence[LoadedSsm],
+    bit: int,
+    config: DrafterConfig,
+    target_vocab_size: int,
+    metrics: DrafterMetrics,
+    calibration: Calibration,
+) -> SsmMember:
+    """The member of one SSM, or of several that run as one."""
+    names = [ssm.name for ssm in group]
+    mixing = Mixing(len(group))
+
+    def on_forward(num_rows: int) -> None:
+        for name in names:
+            metrics.observe_forward(name, num_rows)
+
+    model = RuntimeDraftModel(
+        stacked(group),
+        target_vocab_size=target_vocab_size,
+        max_cached_tokens=config.kv_tokens,
+        on_forward=on_forward,
+        feed=joint_feed(group),
+        mixing=mixing,
+    )
+    return SsmMember(
+        "+".join(names),
+        model,
+        policy_of(config.expansion, config.best_first),
+        partial(calibration.scale, bit),
+        naive_children=config.naive_children,
+        part_names=names,
+        mixing=mixing,
+    )
 
 
 def build_ahead(config: DrafterConfig, ensemble: Ensemble, metrics: DrafterMetrics) -> AheadDrafting:
@@ -104,7 +138,8 @@ def build_ahead(config: DrafterConfig, ensemble: Ensemble, metrics: DrafterMetri
     metrics.is_drafting_ahead.set_function(lambda: float(governor.is_open))
     metrics.ahead_waste_share.set_function(lambda: governor.waste.share)
     for bit, name in enumerate(ensemble.member_names):
-        metrics.calibration_error.labels(name).set_function(partial(ensemble.calibration.error, bit))
+        first_bit = ensemble.first_bit(bit)
+        metrics.calibration_error.labels(name).set_function(partial(ensemble.calibration.error, first_bit))
     limits = OutcomeLimits(config.max_ahead_outcomes, config.min_ahead_prob)
     return AheadDrafting(ensemble, governor, metrics, limits=limits)
 
@@ -112,20 +147,6 @@ def build_ahead(config: DrafterConfig, ensemble: Ensemble, metrics: DrafterMetri
 def feature_layout(config: DrafterConfig) -> FeatureLayout:
     """What the SSMs together want to know of the target. Raises `ModelLoadError`."""
     return joint_layout([read_layout(Path(model_folder(source))) for source in config.ssm])
-
-
-def load_feed(
-    folder: str, loaded: LoadedModel, sent: FeatureLayout, on_fed: Callable[[int], None]
-) -> FeatureFeed | None:
-    """What feeds the SSM in `folder` when the drafter asks for `sent`, and the head that its maps lead into in place;
-    None for one that sees tokens only. Raises `ModelLoadError`."""
-    maps = FeatureMaps.load(Path(folder))
-    if maps is None:
-        return None
-    if maps.head_rows is not None:
-        loaded.replace_head(maps.head_rows)
-    is_packed = loaded.weights == Weights.FP16_PACKED
-    return FeatureFeed(maps, sent, device=loaded.device, is_packed=is_packed, on_fed=on_fed)
 
 
 def build_drafter(

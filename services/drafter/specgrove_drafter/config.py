@@ -24,7 +24,12 @@ class DrafterConfig:
     tokenizer: str | None = setting(
         default=None, help="the target's folder, for the vocabulary that verifiers compare; default: the first SSM's"
     )
-    weights: Literal["auto", "float32", "fp16_packed"] = setting(default="auto", help="how SSM matrices are kept")
+    stack_ssms: bool = setting(
+        default=True, help="run SSMs of one shape in one forward and propose from the mean of their laws"
+    )
+    weights: Literal["auto", "float32", "fp16_packed", "int8_packed"] = setting(
+        default="auto", help="how SSM matrices are kept"
+    )
     device: str = setting(default="cpu", help="where SSMs run: cpu or cuda")
     threads: int = setting(default=0, minimum=0, maximum=1024, help="CPU threads of a forward; 0 = one per core")
 

@@ -9,7 +9,14 @@ from dataclasses import dataclass, replace
 from specgrove.draft import ChildLaw
 from specgrove.tree import TokenTree
 from specgrove_drafter.jobs import DraftJob, SessionRef
-from specgrove_drafter.members.member import MAX_MEMBERS, ForesightedMember, Member, MemberDraft
+from specgrove_drafter.members.member import (
+    MAX_MEMBERS,
+    ForesightedMember,
+    Member,
+    MemberDraft,
+    StackedMember,
+    part_names,
+)
 from specgrove_drafter.trees.calibration import Calibration
 from specgrove_drafter.trees.lawful_trees import jobs_of_drawing, lawful_tree
 from specgrove_drafter.trees.outcomes import OutcomeLimits, Path
@@ -26,7 +33,7 @@ class EnsembleDraft:
     tree: TokenTree
     is_behind: bool
     laws: tuple[ChildLaw, ...] = ()  # what the nodes were drawn from, where the verifier wants to know (rule mss)
-    proposals: tuple[tuple[int, Proposal], ...] = ()  # by member bit number
+    proposals: tuple[tuple[int, Proposal], ...] = ()  # by the member's first bit number
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,18 +45,24 @@ class AheadStep:
 
 
 class Ensemble:
-    """Members in the order of their bits: bit i of a node's mask is `member_names[i]`."""
+    """Members in the order of their bits: bit i of a node's mask is `member_names[i]`.
+
+    A member takes as many bits as it has models, and is known by the first of them.
+    """
 
     def __init__(self, members: Sequence[Member], calibration: Calibration | None = None) -> None:
-        if not 1 <= len(members) <= MAX_MEMBERS:
-            raise ValueError(f"an ensemble has 1 to {MAX_MEMBERS} members, got {len(members)}")
-        self._members = tuple(members)
+        self.member_names = tuple(name for member in members for name in part_names(member))
+        if not 1 <= len(self.member_names) <= MAX_MEMBERS:
+            raise ValueError(f"an ensemble has 1 to {MAX_MEMBERS} members, got {len(self.member_names)}")
+        self._members: dict[int, Member] = {}  # by first bit
+        for member in members:
+            self._members[sum(len(part_names(earlier)) for earlier in self._members.values())] = member
         self._foresighted = tuple(member for member in members if isinstance(member, ForesightedMember))
         self.calibration = calibration or Calibration()
 
-    @property
-    def member_names(self) -> tuple[str, ...]:
-        return tuple(member.name for member in self._members)
+    def first_bit(self, bit: int) -> int:
+        """The bit by which the member that owns `bit` is known."""
+        return max(first for first in self._members if first <= bit)
 
     @property
     def num_forwards(self) -> int:
@@ -61,7 +74,7 @@ class Ensemble:
         nothing = [Proposal()] * len(jobs)
         by_member = {
             bit: self._calibrated(bit, jobs, self._ask(member, jobs, nothing))
-            for bit, member in enumerate(self._members)
+            for bit, member in self._members.items()
             if not member.is_costly
         }
         rivals = [join([answers[index].proposal for answers in by_member.values()]) for index in range(len(jobs))]
@@ -75,7 +88,7 @@ class Ensemble:
         self, jobs: Sequence[DraftJob], cheap: Mapping[int, Sequence[MemberDraft]], rivals: Sequence[Proposal]
     ) -> dict[int, list[MemberDraft]]:
         """The costly members' drafts by bit number; under rule `mss` each is asked for its share of the budget."""
-        costly = [bit for bit, member in enumerate(self._members) if member.is_costly]
+        costly = [bit for bit, member in self._members.items() if member.is_costly]
         asked = [
             jobs_of_drawing(job, [answers[index].proposal for answers in cheap.values()], len(costly))
             for index, job in enumerate(jobs)
@@ -103,9 +116,12 @@ class Ensemble:
         """Take in what became of a draft."""
         for bit, proposal in verified.draft.proposals:
             self.calibration.learn(bit, verified.draft.job, proposal, verified.token_ids)
+            member = self._members[bit]
+            if isinstance(member, StackedMember):
+                member.learn(verified.draft.job, proposal, verified.token_ids)
 
     def release(self, session: SessionRef) -> None:
-        for member in self._members:
+        for member in self._members.values():
             member.release(session)
 
     def _combine(self, job: DraftJob, parts: Mapping[int, MemberDraft]) -> EnsembleDraft:

@@ -13,6 +13,7 @@ import torch
 
 from specgrove.features import FeatureLayout, TargetFeatures
 from specgrove.runtime.loading import load_model
+from specgrove.runtime.packed_linear import PackedLinear
 from specgrove_drafter.jobs import DraftJob, SessionRef
 from specgrove_drafter.members.draft_model import ROOT_ROW, NodeRow
 from specgrove_drafter.members.feature_feed import FeatureFeed
@@ -172,7 +173,7 @@ def test_packed_maps_say_nearly_the_same(folder: Path, fed: Fed) -> None:
     maps = FeatureMaps.load(folder)
     assert maps is not None
     features, values = make_features(len(TOKENS))
-    feed = FeatureFeed(maps, SENT, is_packed=True)
+    feed = FeatureFeed(maps, SENT, pack=PackedLinear.from_weight)
     model = RuntimeDraftModel(
         load_model(folder, "fp16_packed"), target_vocab_size=VOCAB, max_cached_tokens=512, feed=feed
     )

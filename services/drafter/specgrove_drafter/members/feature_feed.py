@@ -16,7 +16,7 @@ import torch
 
 from specgrove.features import FeatureLayout, TargetFeatures
 from specgrove.runtime.features import decode_parts
-from specgrove.runtime.packed_linear import PackedLinear
+from specgrove.runtime.packed_linear import PackWeight
 from specgrove.runtime.state_tap import RewriteStates
 from specgrove_drafter.jobs import DraftJob, SessionRef
 from specgrove_drafter.members.feature_maps import FeatureMaps
@@ -35,7 +35,7 @@ class _Fed:
 class FeatureFeed:
     """The maps of one SSM at work. `sent` is what the drafter as a whole asks for; owned by the engine's thread.
 
-    `is_packed` keeps the maps in fp16 for fbgemm, as the SSM's own matrices.
+    `pack` keeps the maps as the SSM's own matrices are kept (`LoadedModel.pack`).
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class FeatureFeed:
         sent: FeatureLayout,
         *,
         device: torch.device | str = "cpu",
-        is_packed: bool = False,
+        pack: PackWeight | None = None,
         on_fed: Callable[[int], None] = lambda num_rows: None,
     ) -> None:
         self._max_distance = maps.max_distance
@@ -52,10 +52,10 @@ class FeatureFeed:
         self._own_parts = [*(sent.layers.index(layer) for layer in maps.layout.layers), len(sent.layers)]
         self._device = torch.device(device)
         self._on_fed = on_fed
-        self._of_tokens = None if maps.token_map is None else _product(maps.token_map, self._device, is_packed)
-        self._of_state = [_product(matrix, self._device, is_packed) for matrix in maps.state_maps]
+        self._of_tokens = None if maps.token_map is None else _product(maps.token_map, self._device, pack)
+        self._of_state = [_product(matrix, self._device, pack) for matrix in maps.state_maps]
         # One product for all depths: a vector costs by the bytes of the maps, which are read once for a base.
-        self._of_features = _product(torch.cat([*maps.feature_maps], dim=1), self._device, is_packed)
+        self._of_features = _product(torch.cat([*maps.feature_maps], dim=1), self._device, pack)
         self._fed: dict[SessionRef, _Fed] = {}
 
     def before_head(self, rows: Sequence[tuple[DraftJob, int]]) -> RewriteStates | None:
@@ -116,9 +116,31 @@ class FeatureFeed:
                 self._fed[session] = _Fed(features, of_session)
 
 
-def _product(matrix: torch.Tensor, device: torch.device, is_packed: bool) -> Product:
+class JointFeed:
+    """The feeds of several SSMs that run as one: each changes the states of its own model."""
+
+    def __init__(self, feeds: Sequence[FeatureFeed | None]) -> None:
+        self._feeds = tuple(feeds)
+
+    def before_head(self, rows: Sequence[tuple[DraftJob, int]]) -> RewriteStates | None:
+        """As `FeatureFeed.before_head`, for states [K, W, H]."""
+        rewrites = [None if feed is None else feed.before_head(rows) for feed in self._feeds]
+
+        def rewrite(states: torch.Tensor) -> torch.Tensor:
+            parts = states.split(1)
+            return torch.cat([part if own is None else own(part) for own, part in zip(rewrites, parts, strict=True)])
+
+        return rewrite if any(rewrites) else None
+
+    def release(self, session: SessionRef) -> None:
+        for feed in self._feeds:
+            if feed is not None:
+                feed.release(session)
+
+
+def _product(matrix: torch.Tensor, device: torch.device, pack: PackWeight | None) -> Product:
     """`rows @ matrix` for float32 [in, out]."""
-    if is_packed:
-        return PackedLinear.from_weight(matrix.T)
+    if pack is not None:
+        return pack(matrix.T, None)
     on_device = matrix.to(device)
     return lambda rows: rows @ on_device

@@ -14,8 +14,9 @@ the target's business, but what it would cut from the draft's own law is not pro
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import torch
 
@@ -41,18 +42,24 @@ class LawRow:
     sampling: SamplingParams
     position: int
     rule: Rule = Rule.COUPLED
+    log_weights: tuple[float, ...] = (0.0,)  # [K]: how much each of K models that speak as one is believed
 
 
 def rank_children(
-    logits: torch.Tensor,  # float32 [N, V_draft]
+    logits: torch.Tensor,  # float32 [N, K, V_draft], or [N, V_draft] for one model
     rows: Sequence[LawRow],  # [N]
     num_children: int,
     *,
     to_target: torch.Tensor | None = None,  # int64 [V_draft]: target id of each draft id
     other_id: int | None = None,  # the draft id that stands for all other target tokens: never proposed
 ) -> list[Children]:
-    """The likeliest children after each row, best first; under rules without shared noise those of the law itself."""
-    log_probs = (logits / ERROR_SCALE).log_softmax(dim=-1)
+    """The likeliest children after each row, best first; under rules without shared noise those of the law itself.
+
+    Several models speak through the mean of their laws, by the row's weights.
+    """
+    by_model = logits if logits.dim() == 3 else logits[:, None]
+    own_log_probs = (by_model / ERROR_SCALE).log_softmax(dim=-1)
+    log_probs = _mean_law(own_log_probs, rows)
     if other_id is not None:
         # Its mass stays in the normaliser: it is the chance that nothing we can name is right.
         log_probs[:, other_id] = float("-inf")
@@ -61,22 +68,32 @@ def rank_children(
     num_proposable = log_probs.shape[-1] - (other_id is not None)
     width = min(max(num_children, SHORTLIST_LEN) if sampled else num_children, num_proposable)
     top, ids = log_probs.topk(width, dim=-1)
-    if to_target is not None:
-        ids = to_target[ids]
     best = _to_children(ids[:, :num_children], top[:, :num_children])
     # Noise and laws cost by the call rather than by the number of rows.
     for params, members in _by_sampling(rows, sampled).items():
         positions = torch.tensor([[rows[index].position] for index in members], device=ids.device)
-        ranked = _rank_sampled(top[members], ids[members], positions, params, num_children)
+        noise = gumbel_at(params.seed, positions, _target_ids(ids[members], to_target))
+        ranked = _rank_sampled(top[members], ids[members], noise, params, num_children)
         for index, children in zip(members, ranked, strict=True):
             best[index] = children
     for params, members in _by_sampling(rows, own_law).items():
         law_ids, laws = sparse_laws(ERROR_SCALE * log_probs[members], params)
-        law_ids = law_ids if to_target is None else to_target[law_ids]
         ranked = _to_children(law_ids[:, :num_children], laws[:, :num_children])
         for index, children in zip(members, ranked, strict=True):
             best[index] = children
-    return best
+    return _named(best, to_target, own_log_probs)
+
+
+def _target_ids(ids: torch.Tensor, to_target: torch.Tensor | None) -> torch.Tensor:
+    return ids if to_target is None else to_target[ids]
+
+
+def _mean_law(own_log_probs: torch.Tensor, rows: Sequence[LawRow]) -> torch.Tensor:
+    """float32 [N, V] from [N, K, V]."""
+    if own_log_probs.shape[1] == 1:
+        return own_log_probs[:, 0]
+    weights = torch.tensor([row.log_weights for row in rows], device=own_log_probs.device)
+    return (own_log_probs + weights[:, :, None]).logsumexp(dim=1)
 
 
 def _by_sampling(rows: Sequence[LawRow], members: Sequence[int]) -> dict[SamplingParams, list[int]]:
@@ -90,12 +107,12 @@ def _by_sampling(rows: Sequence[LawRow], members: Sequence[int]) -> dict[Samplin
 def _rank_sampled(
     log_probs: torch.Tensor,  # float32 [G, M], descending in each row
     ids: torch.Tensor,  # int64 [G, M]
-    positions: torch.Tensor,  # int64 [G, 1]
+    noise: torch.Tensor,  # float32 [G, M]
     params: SamplingParams,
     num_children: int,
 ) -> list[Children]:
     """Rank shortlists by their scores under the shared noise."""
-    scores = log_probs + (params.temperature / ERROR_SCALE) * gumbel_at(params.seed, positions, ids)
+    scores = log_probs + (params.temperature / ERROR_SCALE) * noise
     scores = scores.masked_fill(~_survivors(log_probs, params), float("-inf"))
     # What the shortlist leaves out competes with its mass and no noise of its own.
     rest = (1.0 - log_probs.exp().sum(dim=-1)).clamp_min(1e-9).log()
@@ -115,6 +132,22 @@ def _survivors(log_probs: torch.Tensor, params: SamplingParams) -> torch.Tensor:
         kept &= probs >= params.min_p * probs[:, :1]
     kept[:, 0] = True
     return kept
+
+
+def _named(ranked: Sequence[Children], to_target: torch.Tensor | None, own_log_probs: torch.Tensor) -> list[Children]:
+    """`ranked` by draft ids as children by target ids, with what each of several models gives them."""
+    ids = torch.tensor([token_id for children in ranked for token_id in children.token_ids], dtype=torch.int64)
+    ids = ids.to(own_log_probs.device)
+    target_ids = iter(_target_ids(ids, to_target).tolist())
+    shares: Iterator[tuple[float, ...]] = iter(())  # [candidates][K]
+    if own_log_probs.shape[1] > 1:
+        rows = [row for row, children in enumerate(ranked) for _ in children.token_ids]
+        shares = map(tuple, own_log_probs[rows, :, ids].exp().tolist())
+    counts = [len(children.token_ids) for children in ranked]
+    return [
+        Children(tuple(islice(target_ids, count)), children.log_probs, tuple(islice(shares, count)))
+        for children, count in zip(ranked, counts, strict=True)
+    ]
 
 
 def _to_children(ids: torch.Tensor, log_probs: torch.Tensor) -> list[Children]:

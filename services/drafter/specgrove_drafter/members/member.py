@@ -48,6 +48,25 @@ class Member(Protocol):
 
 
 @runtime_checkable
+class StackedMember(Member, Protocol):
+    """A member of one or more models, each with a bit of its own; it learns from what became of its drafts."""
+
+    @property
+    def part_names(self) -> tuple[str, ...]:
+        """Name the models in metrics and in the Hello, in the order of their bits."""
+        ...
+
+    def learn(self, job: DraftJob, proposal: Proposal, token_ids: Sequence[int]) -> None:
+        """Take in that `token_ids` followed the base under which `proposal` was made."""
+        ...
+
+
+def part_names(member: Member) -> tuple[str, ...]:
+    """The names under which a member is counted: its models', or its own."""
+    return member.part_names if isinstance(member, StackedMember) else (member.name,)
+
+
+@runtime_checkable
 class ForesightedMember(Member, Protocol):
     """A member whose drafts take forwards, and which can run some of them before the base they are for is known."""
 

@@ -1,4 +1,4 @@
-"""A `DraftModel` over the model runtime: one SSM with its KV cache, shared by all mirrors.
+"""A `DraftModel` over the model runtime: one SSM, or several that run as one, with a KV cache shared by all mirrors.
 
     cached prefix of a session            rows in flight
     [ the whole base, root included ]  ←  r0 (child of the root)  ←  r2 ...
@@ -23,9 +23,10 @@ from specgrove.runtime.loading import LoadedModel
 from specgrove_drafter.jobs import DraftJob, SessionRef
 from specgrove_drafter.members.computed_rows import CachedSession, NewRows, WantedRow
 from specgrove_drafter.members.draft_model import ROOT_ROW, Expanded, NodeRow
-from specgrove_drafter.members.feature_feed import FeatureFeed
+from specgrove_drafter.members.feature_feed import FeatureFeed, JointFeed
 from specgrove_drafter.members.law import LawRow, rank_children
 from specgrove_drafter.trees.growth import Children
+from specgrove_drafter.trees.mixing import Mixing
 from specgrove_drafter.trees.outcomes import Path
 
 _log = logging.getLogger(__name__)
@@ -52,9 +53,13 @@ class RuntimeDraftModel:
         max_cached_tokens: int,
         max_catch_up_rows: int = MAX_CATCH_UP_ROWS,
         on_forward: Callable[[int], None] = lambda num_rows: None,
-        feed: FeatureFeed | None = None,
+        feed: FeatureFeed | JointFeed | None = None,
+        mixing: Mixing | None = None,
     ) -> None:
+        """`mixing` weighs the models of a stack (`specgrove.runtime.loading.stack`); without it they count alike."""
         self._loaded = loaded
+        self._num_models = loaded.decoder.num_models
+        self._mixing = mixing or Mixing(self._num_models)
         self._cache: KVCache = loaded.new_cache(max_tokens=max_cached_tokens)
         self._forward = PackedForward(loaded, self._cache)
         vocab = loaded.draft_vocab
@@ -117,7 +122,7 @@ class RuntimeDraftModel:
             self._cache.commit(rows.seq, range(len(rows.token_ids)))
             if rows.seq.cached_len < jobs[index].base_len:
                 results[index] = None
-        laws = self._rank(logits, [_law_row(jobs[index], 0) for index in read], num_children)
+        laws = self._rank(logits, [self._law_row(jobs[index], 0) for index in read], num_children)
         for index, children in zip(read, laws, strict=True):
             self._remember(jobs[index], ROOT_ROW, num_children, children)
             results[index] = children
@@ -215,7 +220,7 @@ class RuntimeDraftModel:
         wanted = [row for new in batch for row in new.wanted]
         parts = [new.to_sequence_rows(self._to_inputs(new.token_ids)) for new in batch]
         logits = self._run(parts, [(row.job, row.depth) for row in wanted])
-        laws = self._rank(logits, [_law_row(row.job, row.depth) for row in wanted], num_children)
+        laws = self._rank(logits, [self._law_row(row.job, row.depth) for row in wanted], num_children)
         for row, children in zip(wanted, laws, strict=True):
             self._remember(row.job, row.number, num_children, children)
         return list(zip(wanted, laws, strict=True))
@@ -263,8 +268,13 @@ class RuntimeDraftModel:
             return []
         vocab = self._loaded.draft_vocab
         other_id = None if vocab is None else vocab.other_id
-        logits = logits[:, : self._num_outputs]
+        logits = logits.view(len(rows), self._num_models, -1)[..., : self._num_outputs]
         return rank_children(logits, rows, num_children, to_target=self._to_target, other_id=other_id)
+
+    def _law_row(self, job: DraftJob, depth: int) -> LawRow:
+        """The row of a node at `depth` (0 = root): what is drawn after it stands at index base_len + depth."""
+        log_weights = self._mixing.log_weights(job.estimate_kind, depth + 1)
+        return LawRow(job.sampling, job.base_len + depth, job.rule, log_weights)
 
     def _reserve(self, seq: CachedSequence, num_rows: int) -> bool:
         """Whether there is room for `num_rows`, after taking the cache of sessions that are not in this draft."""
@@ -279,11 +289,6 @@ class RuntimeDraftModel:
                 self.release(min(idle, key=lambda session: self._sessions[session].last_draft))
             else:
                 return True
-
-
-def _law_row(job: DraftJob, depth: int) -> LawRow:
-    """The row of a node at `depth` (0 = root): what is drawn after it stands at index base_len + depth."""
-    return LawRow(job.sampling, job.base_len + depth, job.rule)
 
 
 def _by_session(jobs: Sequence[DraftJob]) -> dict[SessionRef, list[int]]:

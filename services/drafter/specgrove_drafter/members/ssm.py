@@ -12,6 +12,7 @@ from specgrove_drafter.members.member import MemberDraft
 from specgrove_drafter.trees.child_sampler import ChildSampler
 from specgrove_drafter.trees.growth import Growth, GrowthPolicy
 from specgrove_drafter.trees.job_policies import JobPolicies, NaiveChildren
+from specgrove_drafter.trees.mixing import Mixing
 from specgrove_drafter.trees.outcomes import OutcomeLimits, Path
 from specgrove_drafter.trees.proposal import BELOW_ROOT, Proposal, Scale, as_estimated
 from specgrove_drafter.trees.sent_draft import SentDraft
@@ -21,7 +22,10 @@ SURE_PATH_PROB = 0.5
 
 
 class SsmMember:
-    """An ensemble member over a `DraftModel`; `policy` is the shape of its trees, `scale_of` the calibration."""
+    """An ensemble member over a `DraftModel`; `policy` is the shape of its trees, `scale_of` the calibration.
+
+    SSMs that run as one are one member: `part_names` are theirs, and `mixing` learns how much each counts.
+    """
 
     is_costly = True
 
@@ -34,8 +38,12 @@ class SsmMember:
         *,
         sampler: ChildSampler | None = None,
         naive_children: NaiveChildren = "topk",
+        part_names: Sequence[str] = (),
+        mixing: Mixing | None = None,
     ) -> None:
         self.name = name
+        self.part_names = tuple(part_names) or (name,)
+        self._mixing = mixing
         self._model = model
         self._policies = JobPolicies(policy, sampler or ChildSampler.fresh(), naive_children)
         self._scale_of = scale_of
@@ -71,6 +79,11 @@ class SsmMember:
 
     def release(self, session: SessionRef) -> None:
         self._model.release(session)
+
+    def learn(self, job: DraftJob, proposal: Proposal, token_ids: Sequence[int]) -> None:
+        """Take in that `token_ids` followed the base of an earlier draft of this member."""
+        if self._mixing is not None:
+            self._mixing.learn(job, proposal, token_ids)
 
     @property
     def num_forwards(self) -> int:

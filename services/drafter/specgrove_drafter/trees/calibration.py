@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from specgrove_drafter.jobs import DraftJob
-from specgrove_drafter.trees.proposal import BELOW_ROOT, Proposal, Scale, as_estimated
+from specgrove_drafter.trees.proposal import Proposal, Scale, as_estimated, steps_taken
 
 MAX_CALIBRATED_DEPTH = 8  # deeper nodes share the last table
 PRIOR_TRIALS = 6.0  # evidence that a bucket needs before it is believed more than the estimate itself
@@ -146,18 +146,9 @@ class Calibration:
 
 def labelled(proposal: Proposal, token_ids: Sequence[int]) -> Iterator[tuple[int, bool]]:
     """The nodes of `proposal` whose parent is on the path of `token_ids`, each with whether it was taken."""
-    children: dict[int, list[int]] = {}
-    for node, parent in enumerate(proposal.parents):
-        children.setdefault(parent, []).append(node)
-    at = BELOW_ROOT
-    for token_id in token_ids:
-        below = children.get(at, [])
-        for node in below:
-            yield node, proposal.token_ids[node] == token_id
-        taken = next((node for node in below if proposal.token_ids[node] == token_id), None)
-        if taken is None:
-            return
-        at = taken
+    for children, taken in steps_taken(proposal, token_ids):
+        for node in children:
+            yield node, node == taken
 
 
 def _log_odds(log_prob: float) -> float:

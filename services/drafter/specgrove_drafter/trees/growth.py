@@ -28,10 +28,18 @@ from specgrove_drafter.trees.proposal import BELOW_ROOT, Proposal
 
 @dataclass(frozen=True, slots=True)
 class Children:
-    """Candidates below one node, likeliest first; `log_probs` estimate P(the target takes it | it is at the node)."""
+    """Candidates below one node, likeliest first; `log_probs` estimate P(the target takes it | it is at the node).
+
+    Where several models speak as one, `shares[i]` is what each of them alone gives candidate i.
+    """
 
     token_ids: tuple[int, ...] = ()
     log_probs: tuple[float, ...] = ()
+    shares: tuple[tuple[float, ...], ...] = ()  # probabilities [candidates][models]; empty for a single model
+
+    def shares_of(self, place: int) -> tuple[float, ...]:
+        """The shares of one candidate; empty for a single model."""
+        return self.shares[place] if self.shares else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +119,10 @@ class _GrowingTree:
         depth = self.proposal.depth_below(parent)
         if depth > self._budget.max_depth:
             return
-        for token_id, log_prob in zip(children.token_ids[:width], children.log_probs[:width], strict=True):
-            node = self.proposal.add(parent, token_id, log_prob)
+        for place, (token_id, log_prob) in enumerate(
+            zip(children.token_ids[:width], children.log_probs[:width], strict=True)
+        ):
+            node = self.proposal.add(parent, token_id, log_prob, children.shares_of(place))
             self._rivals.meet(parent, token_id, node)
             # A generation ends at its stop token: nothing below it can ever be accepted.
             if depth < self._budget.max_depth and token_id not in self._stop_token_ids:

@@ -75,7 +75,7 @@ def _drawn_part(root_token_id: int, bit: int, proposal: Proposal) -> LawfulTree:
     tree = TokenTree(
         (root_token_id, *proposal.token_ids),
         (NO_PARENT, *(parent + shift for parent in proposal.parents)),
-        (0, *[bit] * len(proposal)),
+        (0, *(bit * proposal.sources(node) for node in range(len(proposal)))),
     )
     laws = tuple(
         ChildLaw(law.parent + shift, law.token_ids, law.probs, tuple(node + shift for node in law.draws))

@@ -12,7 +12,7 @@ same text and are right together, so adding their evidence would count it twice.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from specgrove.tree import ROOT, TokenTree, TreeBuilder
@@ -50,17 +50,19 @@ class Proposal:
     depths: list[int] = field(default_factory=list)  # 1 = child of the root
     scale: Scale = as_estimated
     laws: list[ProposedLaw] = field(default_factory=list)  # in the order drawn; none where children are not drawn
+    shares: list[tuple[float, ...]] = field(default_factory=list)  # by node and model; empty entries for one model
 
     def __len__(self) -> int:
         return len(self.token_ids)
 
-    def add(self, parent: int, token_id: int, log_prob: float) -> int:
+    def add(self, parent: int, token_id: int, log_prob: float, shares: tuple[float, ...] = ()) -> int:
         """A new node under `parent` with conditional log probability `log_prob` (clamped to at most 0); its number."""
         above, depth = 0.0 if parent == BELOW_ROOT else self.log_path_probs[parent], self.depth_below(parent)
         self.token_ids.append(token_id)
         self.parents.append(parent)
         self.raw_log_probs.append(log_prob)
         self.depths.append(depth)
+        self.shares.append(shares)
         self.log_path_probs.append(above + min(self.scale(depth, log_prob), 0.0))
         return len(self.token_ids) - 1
 
@@ -73,12 +75,40 @@ class Proposal:
         parent = self.parents[node]
         return self.log_path_probs[node] - (0.0 if parent == BELOW_ROOT else self.log_path_probs[parent])
 
+    def sources(self, node: int) -> int:
+        """Which of the models that speak as one proposed `node`: bit k for model k; 1 where there is only one.
+
+        A model counts where it gives the node at least half of what all of them give it together.
+        """
+        shares = self.shares[node]
+        if not shares:
+            return 1
+        mean = sum(shares) / len(shares)
+        return sum(1 << model for model, share in enumerate(shares) if share >= mean / 2.0)
+
     def scaled(self, scale: Scale) -> Proposal:
         """The same nodes with their estimates by `scale`."""
         other = Proposal(scale=scale)
         for parent, token_id, log_prob in zip(self.parents, self.token_ids, self.raw_log_probs, strict=True):
             other.add(parent, token_id, log_prob)
         return other
+
+
+def steps_taken(proposal: Proposal, token_ids: Sequence[int]) -> Iterator[tuple[list[int], int | None]]:
+    """Down the path of `token_ids`: the nodes below each node reached (there are some), and the one that was taken."""
+    below: dict[int, list[int]] = {}
+    for node, parent in enumerate(proposal.parents):
+        below.setdefault(parent, []).append(node)
+    at = BELOW_ROOT
+    for token_id in token_ids:
+        children = below.get(at)
+        if not children:
+            return
+        taken = next((node for node in children if proposal.token_ids[node] == token_id), None)
+        yield children, taken
+        if taken is None:
+            return
+        at = taken
 
 
 def join(proposals: Sequence[Proposal]) -> Proposal:
@@ -98,7 +128,7 @@ def join(proposals: Sequence[Proposal]) -> Proposal:
 
 
 def select_tree(root_token_id: int, proposals: Sequence[tuple[int, Proposal]], budget: Budget) -> TokenTree:
-    """The best tree within `budget` from (member bit, proposal) pairs.
+    """The best tree within `budget` from (member's first bit as a mask, proposal) pairs.
 
     Nodes come in order of falling estimate, so that a verifier that cuts the tree short keeps its best part.
     """
@@ -106,8 +136,9 @@ def select_tree(root_token_id: int, proposals: Sequence[tuple[int, Proposal]], b
     scores = [0.0]
     for member_bit, proposal in proposals:
         place: list[int] = []
-        for token_id, parent, score in zip(proposal.token_ids, proposal.parents, proposal.log_path_probs, strict=True):
-            node = merged.add(ROOT if parent == BELOW_ROOT else place[parent], token_id, member_bit)
+        for entry, (token_id, parent) in enumerate(zip(proposal.token_ids, proposal.parents, strict=True)):
+            score, mask = proposal.log_path_probs[entry], member_bit * proposal.sources(entry)
+            node = merged.add(ROOT if parent == BELOW_ROOT else place[parent], token_id, mask)
             place.append(node)
             if node == len(scores):
                 scores.append(score)

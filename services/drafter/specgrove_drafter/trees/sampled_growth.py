@@ -82,11 +82,11 @@ class SampledGrowth:
         for number, place in enumerate(places):
             prob = not_taken * _acceptance(probs[place], number)
             not_taken -= prob
-            draws.append(self._add(node, token_ids[place], prob))
+            draws.append(self._add(node, token_ids[place], prob, children.shares_of(place)))
         self.proposal.laws.append(ProposedLaw(node, token_ids, probs, tuple(draws)))
 
-    def _add(self, parent: int, token_id: int, prob: float) -> int:
-        node = self.proposal.add(parent, token_id, math.log(prob))
+    def _add(self, parent: int, token_id: int, prob: float, shares: tuple[float, ...]) -> int:
+        node = self.proposal.add(parent, token_id, math.log(prob), shares)
         # A generation ends at its stop token: nothing below it can ever be accepted.
         if self.proposal.depths[node] < self._max_depth and token_id not in self._stop_token_ids:
             self._open[node] = math.exp(self.proposal.log_path_probs[node])
