@@ -13,7 +13,7 @@ from specgrove.runtime.loading import load_model
 from specgrove_drafter.tuning.__main__ import main
 from specgrove_drafter.tuning.errors import SettingsError, UnsupportedTargetError
 from specgrove_drafter.tuning.hub import load_causal_lm, open_target
-from specgrove_drafter.tuning.settings import SsmShape, read_settings
+from specgrove_drafter.tuning.settings import Boost, SsmShape, read_settings
 
 
 def test_all_problems_come_in_one_message(tmp_path: Path) -> None:
@@ -116,6 +116,40 @@ def test_a_pool_is_boosted_by_two_writers_and_resumed(target_folder: Path, tmp_p
     )
     again = torch.load(tmp_path / "work" / "left-2.pt", weights_only=True)
     assert "/step 5/" in again["stamp"]
+
+
+def test_a_pool_is_boosted_by_mixture_and_resumed(
+    target_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--target", str(target_folder), "--out", str(tmp_path / "ssm"), "--work-dir", str(tmp_path / "work")]
+    arguments += ["--tokens", "3000", "--slots", "32", "--document-tokens", "150", "--threads", "1"]
+    arguments += ["--draft-vocab-size", "100", "--layers", "2,1,1,1", "--depths", "2,1,2,2", "--boost", "mixture"]
+    assert main([*arguments, "--distil-steps", "3"]) == 0
+    log = capsys.readouterr().err
+    assert "mean of the laws of SSMs 1-2" in log
+    assert "mean of the laws of SSMs 1-4" in log
+    assert log.count("starts from the weights of the SSM before it") == 1, "only the fourth is like the one before"
+    cards = [(tmp_path / f"ssm-{number}" / "README.md").read_text() for number in (1, 2, 3, 4)]
+    assert all("--boost mixture" in card and "--covered-top" not in card for card in cards)
+    assert "pool so far" not in cards[0]
+    assert "pool so far, mean, 2" in cards[1], "the pool has the depths of its deepest SSM"
+    assert "those of SSMs 1 to 2, which stay fixed" in cards[2]
+    assert not list((tmp_path / "work").glob("left-*.pt")), "no position is dropped"
+    weights = [(tmp_path / f"ssm-{number}" / "model.safetensors").read_bytes() for number in (1, 2, 3, 4)]
+    (tmp_path / "work" / "distil-4.pt").unlink()
+    assert main([*arguments, "--distil-steps", "3", "--resume"]) == 0
+    assert weights == [(tmp_path / f"ssm-{number}" / "model.safetensors").read_bytes() for number in (1, 2, 3, 4)]
+    assert main([*arguments[:-1], "drop", "--distil-steps", "3", "--resume"]) == 1, "the second was made for a mean"
+    assert main([*arguments, "--distil-steps", "5", "--resume"]) == 1, "the first moved on: the second's mean is gone"
+    assert "delete it" in capsys.readouterr().err
+
+
+def test_dropping_and_mixing_are_not_asked_for_at_once(tmp_path: Path) -> None:
+    arguments = ["--target", "t", "--out", str(tmp_path / "o"), "--work-dir", str(tmp_path / "w"), "--layers", "2,2"]
+    with pytest.raises(SettingsError, match="drops no positions"):
+        read_settings([*arguments, "--boost", "mixture", "--covered-top", "2"])
+    assert read_settings(arguments).boost is Boost.DROP
+    assert "--boost drop --covered-top 1" in read_settings(arguments).command()
 
 
 def test_pools_need_as_many_numbers_as_ssms(tmp_path: Path) -> None:

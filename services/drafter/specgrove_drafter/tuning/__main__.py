@@ -7,21 +7,19 @@ import sys
 from collections.abc import Mapping, Sequence
 
 import torch
-from torch import Tensor
 
 from specgrove.errors import SpecgroveError
 from specgrove_drafter.tuning import ssm_stages, text_stages
-from specgrove_drafter.tuning.agreement import MAX_RANK, summarise
 from specgrove_drafter.tuning.batches import epoch_batches
-from specgrove_drafter.tuning.boost import pool_coverage
 from specgrove_drafter.tuning.card import CardFacts, write_card
 from specgrove_drafter.tuning.distil import Distillation
 from specgrove_drafter.tuning.errors import SettingsError
+from specgrove_drafter.tuning.evaluate import PoolEvaluation, PoolSoFar
 from specgrove_drafter.tuning.export import Storage, export_ssm
 from specgrove_drafter.tuning.hub import open_target, quiet_hub
 from specgrove_drafter.tuning.progress import say
 from specgrove_drafter.tuning.settings import Settings, read_settings
-from specgrove_drafter.tuning.ssm_stages import Corpus, Left, SsmStages
+from specgrove_drafter.tuning.ssm_stages import Corpus, Earlier, SsmStages
 
 
 def tune(settings: Settings) -> None:
@@ -38,48 +36,43 @@ def tune(settings: Settings) -> None:
     text_stages.generate(settings, target, shards)
     answers = text_stages.answer_prompts(settings, target)
     corpus = ssm_stages.read_corpus(settings, target, shards)
-    left: Left | None = None
-    measured: list[dict[str, list[Tensor]]] = []
+    pool = PoolEvaluation(ssm_stages.measured_texts(corpus, answers), corpus.vocabulary)
+    earlier: Earlier | None = None
     for number, shape in enumerate(settings.shapes, start=1):
-        stages = SsmStages(settings, target, corpus, number, shape, left)
+        stages = SsmStages(settings, target, corpus, number, shape, earlier)
         ssm, distillation = stages.tune()
-        measured.append(ssm_stages.evaluate(ssm, corpus, answers))
-        card = write_card(settings, _facts(settings, corpus, left, distillation, measured))
+        card = write_card(settings, _facts(settings, stages, distillation, pool.add(ssm)))
         storage = Storage(settings.stored == "int8", feature_layers, target.config.to_dict().get("unk_token_id") or 0)
         folder = settings.folder_of(number)
         size = export_ssm(ssm, corpus.vocabulary, card, folder, storage)
         say("export", f"{folder}: {size / 1e6:.1f} MB")
         if number < len(settings.shapes):
-            left = stages.leave(ssm, distillation)
+            earlier = stages.hand_on(ssm, distillation)
 
 
 def _facts(
-    settings: Settings,
-    corpus: Corpus,
-    left: Left | None,
-    distillation: Distillation,
-    measured: Sequence[Mapping[str, Sequence[Tensor]]],
+    settings: Settings, stages: SsmStages, distillation: Distillation, measured: Mapping[str, PoolSoFar]
 ) -> CardFacts:
-    newest = measured[-1]
-    num_left = corpus.num_train_tokens if left is None else sum(int(kept.sum()) for kept in left.positions.values())
+    corpus = stages.corpus
     return CardFacts(
-        number=len(measured),
+        number=stages.number,
         prompts="the user turns came from a prompt file" if settings.prompts else "it wrote the user turns too",
         vocab_size=corpus.vocabulary.size,
         coverage=corpus.coverage,
         num_documents=len(corpus.train) + len(corpus.held_out),
         num_tokens=corpus.num_tokens,
-        share_left=num_left / max(corpus.num_train_tokens, 1),
+        share_left=_share_left(corpus, stages.earlier),
         distil_steps=distillation.progress.step,
         distil_epochs=_epochs(distillation),
         distil_minutes=distillation.progress.seconds / 60,
-        measured={name: summarise(ranks) for name, ranks in newest.items()},
-        pool_top={name: _pool_top([each[name] for each in measured]) for name in newest},
+        measured=measured,
     )
 
 
-def _pool_top(by_ssm: Sequence[Sequence[Tensor]]) -> tuple[float, ...]:
-    return tuple(pool_coverage(by_ssm, num_choices) for num_choices in range(1, MAX_RANK + 1))
+def _share_left(corpus: Corpus, earlier: Earlier | None) -> float:
+    if earlier is None or earlier.left is None:
+        return 1.0
+    return sum(int(kept.sum()) for kept in earlier.left.values()) / max(corpus.num_train_tokens, 1)
 
 
 def _epochs(distillation: Distillation) -> float:

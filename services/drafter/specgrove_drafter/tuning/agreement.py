@@ -7,6 +7,7 @@ ranks alone.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -46,33 +47,52 @@ def _ends(top: Sequence[float]) -> str:
 
 
 @torch.no_grad()
-def measure_agreement(ssm: Any, documents: Sequence[Document], vocabulary: DraftVocabulary) -> Agreement:
-    """Agreement at the positions where the target answered."""
-    return summarise(answer_ranks(ssm, documents, vocabulary))
+def measure_agreement(ssms: Sequence[Any], documents: Sequence[Document], vocabulary: DraftVocabulary) -> Agreement:
+    """Agreement of the mean of the SSMs' laws at the positions where the target answered."""
+    return summarise(answer_ranks(ssms, documents, vocabulary))
 
 
 @torch.no_grad()
-def answer_ranks(ssm: Any, documents: Sequence[Document], vocabulary: DraftVocabulary) -> list[Tensor]:
-    """For each document int64 [D + 1, answer positions]: the rank of the target's choice without features and at each
-    draft depth with them (without them where none were kept)."""
-    ssm.eval()
-    head: DepthHead = ssm.lm_head
-    device = next(ssm.parameters()).device
+def answer_ranks(ssms: Sequence[Any], documents: Sequence[Document], vocabulary: DraftVocabulary) -> list[Tensor]:
+    """For each document int64 [D + 1, answer positions]: the rank of the target's choice in the mean of the SSMs' laws
+    without features and at each draft depth with them (without them where none were kept)."""
+    for ssm in ssms:
+        ssm.eval()
+    num_depths = max(ssm.lm_head.num_depths for ssm in ssms)
+    device = next(ssms[0].parameters()).device
     ranks: list[Tensor] = []
     for batch, members in in_order(documents, vocabulary.to_draft(), 4096):
         on_device = batch.to(device)
-        states = ssm.model(input_ids=on_device.tokens, use_cache=False).last_hidden_state
+        states = [ssm.model(input_ids=on_device.tokens, use_cache=False).last_hidden_state for ssm in ssms]
+        shifted = [on_device.features_before(depth) for depth in range(1, num_depths + 1)]
         for row, document in enumerate(members):
             answered = (document.roles == Role.ANSWER).nonzero().flatten().to(device)
             choice = document.top_ids[:, 0].long().to(device)[answered]
-            own = states[row][answered]
-            rows = [choice_ranks(head(own), choice, vocabulary)]
-            for depth in range(1, head.num_depths + 1):
-                before, known = on_device.features_before(depth)
-                fed = choice_ranks(head.read(head.guess(own, before[row][answered].float(), depth)), choice, vocabulary)
+            own = [each[row][answered] for each in states]
+            rows = [choice_ranks(_mean_logits(ssms, own, None, 0), choice, vocabulary)]
+            for depth, (before, known) in enumerate(shifted, start=1):
+                features = before[row][answered].float()
+                fed = choice_ranks(_mean_logits(ssms, own, features, depth), choice, vocabulary)
                 rows.append(torch.where(known[row][answered], fed, rows[0]))
             ranks.append(torch.stack(rows).cpu())
     return ranks
+
+
+def _mean_logits(ssms: Sequence[Any], states: Sequence[Tensor], features: Tensor | None, depth: int) -> Tensor:
+    """[N, V]; an SSM without maps for this depth reads its states alone."""
+    logits = []
+    for ssm, own in zip(ssms, states, strict=True):
+        head: DepthHead = ssm.lm_head
+        logits.append(head.read(head.guess(own, features, depth if depth <= head.num_depths else 0)))
+    return log_mean_law(logits)
+
+
+def log_mean_law(logits: Sequence[Tensor]) -> Tensor:
+    """[N, V]: the log of the mean of the laws that each SSM's logits [N, V] stand for; what a pool proposes from."""
+    if len(logits) == 1:
+        return logits[0]  # the same order, without a pass over the vocabulary
+    laws = torch.stack([each.log_softmax(-1) for each in logits])
+    return laws.logsumexp(0) - math.log(len(logits))
 
 
 def choice_ranks(logits: Tensor, choice: Tensor, vocabulary: DraftVocabulary) -> Tensor:

@@ -1,12 +1,19 @@
-"""Collective boost-tuning: what an SSM of the pool already predicts is dropped before the next one is tuned.
+"""Collective boost-tuning: each SSM of the pool is tuned for what the ones before it lack.
 
-    all positions ──tune──▶ SSM 1 ──┐ drop what it has among its first k
-                                    ▼
-                       the rest ──tune──▶ SSM 2 ──▶ ...
+    drop       all positions ──tune──▶ SSM 1 ──┐ drop what it has among its first k
+                                               ▼
+                                  the rest ──tune──▶ SSM 2 ──▶ ...
 
-SpecInfer, section 3. Differs from the paper: it drops whole prompts on which SSM and target agree; here single
-positions are dropped, because over a hundred tokens the two hardly ever agree everywhere. The text is still read from
-its start, so a position that is kept sees the same context as when drafting.
+    mixture    all positions ──tune──▶ SSM 1 ──┐ its law, fixed
+                                               ▼
+               all positions ──tune──▶ SSM 2, so that the mean of both laws is the target's ──▶ ...
+
+`drop` is SpecInfer's, section 3. Differs from the paper: it drops whole prompts on which SSM and target agree; here
+single positions are dropped, because over a hundred tokens the two hardly ever agree everywhere. The text is still read
+from its start, so a position that is kept sees the same context as when drafting.
+
+`mixture` is for a pool that proposes from the mean of its laws (`log_mean_law`): each SSM gets its gradient where that
+mean is still wrong (`objective.py`), and no position is lost.
 """
 
 from __future__ import annotations
@@ -17,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specgrove_drafter.tuning.agreement import choice_ranks
+from specgrove_drafter.tuning.agreement import MAX_RANK, choice_ranks
 from specgrove_drafter.tuning.batches import KeptPositions, in_order
 from specgrove_drafter.tuning.depth_head import DepthHead
 from specgrove_drafter.tuning.hub import has_fast_bfloat16
@@ -64,6 +71,11 @@ def _is_covered(head: DepthHead, states: Tensor, batch: Any, vocabulary: DraftVo
     covered = torch.zeros(seen.numel(), dtype=torch.bool, device=seen.device)
     covered[places] = ranks < covered_top
     return covered.view(seen.shape)
+
+
+def any_top(by_ssm: Sequence[Sequence[Tensor]]) -> tuple[float, ...]:
+    """[5]: `pool_coverage` by the first 1, 2, .. 5."""
+    return tuple(pool_coverage(by_ssm, num_choices) for num_choices in range(1, MAX_RANK + 1))
 
 
 def pool_coverage(by_ssm: Sequence[Sequence[Tensor]], num_choices: int) -> float:

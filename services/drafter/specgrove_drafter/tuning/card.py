@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from specgrove_drafter.tuning.agreement import Agreement
-from specgrove_drafter.tuning.settings import Settings, SsmShape
+from specgrove_drafter.tuning.evaluate import PoolSoFar
+from specgrove_drafter.tuning.settings import Boost, Settings, SsmShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +24,7 @@ class CardFacts:
     distil_steps: int
     distil_epochs: float
     distil_minutes: float
-    measured: Mapping[str, Agreement]
-    pool_top: Mapping[str, Sequence[float]]  # [5] by text: within the first k of some SSM up to this one
+    measured: Mapping[str, PoolSoFar]  # by text
 
 
 def write_card(settings: Settings, facts: CardFacts) -> str:
@@ -53,7 +53,7 @@ It is no chat model of its own. It speaks the target's tokenizer (not copied her
    {facts.prompts}. Its next-token laws and some of its states were kept.
 2. Layers and embedding were copied from the target's first layers; ridge regressions from their states to the
    target's final states stand before the target's head.
-3. {_trained(facts)}
+3. {_trained(settings, facts)}
 
 ```
 {settings.command()}
@@ -65,7 +65,7 @@ gives an equivalent SSM, not the same bits.
 ## Measured
 
 The target's greedy choice is among the SSM's first k proposals (%), over positions of the target's answers. Depth 0
-reads the SSM's own states only; depth d has the features of the row that drafting at depth d has.
+reads the SSM's own states only; depth d has the features of the row that drafting at depth d has.{_of_pool(facts)}
 
 {_table(facts)}
 
@@ -84,7 +84,9 @@ def _place_in_pool(settings: Settings, facts: CardFacts) -> str:
     if num_ssms == 1:
         return ""
     learnt = "was tuned on everything"
-    if facts.number > 1:
+    if facts.number > 1 and settings.boost is Boost.MIXTURE:
+        learnt += ", so that the mean of its law and those of the SSMs before it is the target's"
+    elif facts.number > 1:
         learnt = f"was tuned on the {100 * facts.share_left:.0f}% of the positions that those before it do not predict"
     return f"\nSSM {facts.number} of a pool of {num_ssms}: it {learnt} (collective boost-tuning).\n"
 
@@ -104,24 +106,43 @@ def _fed(shape: SsmShape) -> str:
     )
 
 
-def _trained(facts: CardFacts) -> str:
+def _trained(settings: Settings, facts: CardFacts) -> str:
     if not facts.distil_steps:
         return "It was not distilled: its head is the closed-form fit alone."
+    is_mixed = facts.number > 1 and settings.boost is Boost.MIXTURE
+    of_what = (
+        f" of the mean of its law and\n   those of SSMs 1 to {facts.number - 1}, which stay fixed," if is_mixed else ""
+    )
     return (
         f"It was distilled for {facts.distil_steps:,} steps ({facts.distil_epochs:.1f} epochs,"
-        f" {facts.distil_minutes:.0f} minutes). The loss is\n   the KL divergence to the target on its 16 likeliest "
-        "tokens, on all tokens outside the vocabulary\n   together, and on the rest."
+        f" {facts.distil_minutes:.0f} minutes). The loss is\n   the KL divergence{of_what} to the target on its 16 "
+        "likeliest tokens, on all tokens outside the vocabulary\n   together, and on the rest."
+    )
+
+
+def _of_pool(facts: CardFacts) -> str:
+    if facts.number == 1:
+        return ""
+    return (
+        f'\n"Any": the choice is within the first k of some SSM from 1 to {facts.number}, at depth 1; "mean": within '
+        "the\nfirst k of the mean of their laws."
     )
 
 
 def _table(facts: CardFacts) -> str:
     lines = ["| text | positions | depth | k=1 | 2 | 3 | 4 | 5 |", "|---|---|---|---|---|---|---|---|"]
-    for name, agreement in facts.measured.items():
-        for depth, top in enumerate((agreement.top, *agreement.top_by_depth)):
-            lines.append(f"| {name} | {agreement.num_positions:,} | {depth} | {_shares(top)} |")
+    for name, so_far in facts.measured.items():
+        start = f"| {name} | {so_far.newest.num_positions:,} |"
+        lines += [f"{start} {depth} | {_shares(top)} |" for depth, top in enumerate(_by_depth(so_far.newest))]
         if facts.number > 1:
-            lines.append(f"| {name} | {agreement.num_positions:,} | pool so far | {_shares(facts.pool_top[name])} |")
+            lines.append(f"{start} pool so far, any | {_shares(so_far.any_top)} |")
+            mean = enumerate(_by_depth(so_far.mean))
+            lines += [f"{start} pool so far, mean, {depth} | {_shares(top)} |" for depth, top in mean]
     return "\n".join(lines)
+
+
+def _by_depth(agreement: Agreement) -> tuple[tuple[float, ...], ...]:
+    return (agreement.top, *agreement.top_by_depth)
 
 
 def _shares(top: Sequence[float]) -> str:
@@ -130,5 +151,12 @@ def _shares(top: Sequence[float]) -> str:
 
 def _lengths(facts: CardFacts) -> str:
     lines = ["| text | chain of 4 | tree <4,2,2,1> |", "|---|---|---|"]
-    lines += [f"| {name} | {a.chain_len:.2f} | {a.tree_len:.2f} |" for name, a in facts.measured.items()]
+    for name, so_far in facts.measured.items():
+        lines.append(_length_row(name, so_far.newest))
+        if facts.number > 1:
+            lines.append(_length_row(f"{name}: pool so far, mean", so_far.mean))
     return "\n".join(lines)
+
+
+def _length_row(name: str, agreement: Agreement) -> str:
+    return f"| {name} | {agreement.chain_len:.2f} | {agreement.tree_len:.2f} |"

@@ -18,15 +18,12 @@ import torch
 from torch import Tensor
 
 from specgrove_drafter.tuning.batches import Batch, KeptPositions, collate, epoch_batches
-from specgrove_drafter.tuning.depth_head import DepthHead
+from specgrove_drafter.tuning.drawing import draw_positions, drawn_logits
 from specgrove_drafter.tuning.errors import ResumeError
 from specgrove_drafter.tuning.hub import has_fast_bfloat16
-from specgrove_drafter.tuning.objective import coarse_kl, coarse_law
-from specgrove_drafter.tuning.shards import Document, Role
+from specgrove_drafter.tuning.objective import ClassMasses, class_masses, coarse_kl, coarse_law
+from specgrove_drafter.tuning.shards import Document
 from specgrove_drafter.tuning.vocabulary import DraftVocabulary
-
-# Answers are what a drafter drafts; user turns and templates are only more of the target's mind.
-ROLE_WEIGHTS = {Role.UNSEEN: 0.0, Role.FORCED: 0.05, Role.USER: 0.35, Role.ANSWER: 1.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,43 +75,32 @@ def rate_factor(share: float, warmup: float) -> float:
     return 0.5 * (1.0 + math.cos(math.pi * (share - warmup) / (1.0 - warmup)))
 
 
-def batch_loss(ssm: Any, batch: Batch, to_draft: Tensor, tail_outside: float, chance: torch.Generator) -> Tensor:
-    """The mean of the coarse KL over positions drawn by `chance`, each with the weight of its role as its probability.
+def batch_loss(
+    ssm: Any,
+    batch: Batch,
+    to_draft: Tensor,
+    tail_outside: float,
+    chance: torch.Generator,
+    earlier: Sequence[Any] = (),
+) -> Tensor:
+    """The mean of the coarse KL over positions and depths drawn by `chance`.
 
-    Drawing rather than weighting, because the head is most of the work. A drawn position counts once at the depth that
-    drafting uses most (1 where there are feature maps, else 0) and, where there are more depths, once at another one.
+    With `earlier` SSMs it is the KL of the mean of their laws and this one's; they get no gradient.
     """
-    head: DepthHead = ssm.lm_head
-    with torch.autocast(batch.tokens.device.type, torch.bfloat16, enabled=has_fast_bfloat16(batch.tokens.device)):
-        states = ssm.model(input_ids=batch.tokens, use_cache=False).last_hidden_state
-        guesses, places = guesses_by_depth(head, states, batch, chance)
-        logits = head.read(guesses)
+    device = batch.tokens.device
+    draw = draw_positions(batch, ssm.lm_head.num_depths, chance)
+    places = draw.places
     law = coarse_law(
         batch.top_ids.flatten(0, 1)[places], batch.top_logprobs.flatten(0, 1)[places], to_draft, tail_outside
     )
-    return coarse_kl(logits, law).sum() / max(len(places), 1)
-
-
-def guesses_by_depth(head: DepthHead, states: Tensor, batch: Batch, chance: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Guesses [N, H] at the depths that count in this step, and the flat positions int64 [N] that they are for."""
-    by_role = torch.tensor([ROLE_WEIGHTS[role] for role in Role])
-    drawn = torch.rand(batch.roles.numel(), generator=chance) < by_role[batch.roles.flatten().cpu().long()]
-    counted = (batch.seen & batch.kept).flatten() & drawn.to(batch.roles.device)
-    flat = states.flatten(0, 1)
-    chosen = torch.randint(head.num_depths + 1, counted.shape, generator=chance).to(counted.device)
-    main = min(head.num_depths, 1)
-    guesses, places = [], []
-    for depth in range(head.num_depths + 1):
-        wanted = counted if depth == main else counted & (chosen == depth)
-        features: Tensor | None = None
-        if depth:
-            before, known = batch.features_before(depth)
-            wanted = wanted & known.flatten()
-            features = before.flatten(0, 1)[wanted].to(flat.dtype)
-        place = wanted.nonzero().flatten()
-        guesses.append(head.guess(flat[place], features, depth))
-        places.append(place)
-    return torch.cat(guesses), torch.cat(places)
+    with torch.autocast(device.type, torch.bfloat16, enabled=has_fast_bfloat16(device)):
+        masses: ClassMasses | None = None
+        with torch.no_grad():
+            for other in earlier:
+                its = class_masses(drawn_logits(other, batch, draw), law)
+                masses = its if masses is None else masses + its
+        logits = drawn_logits(ssm, batch, draw)
+    return coarse_kl(logits, law, masses).sum() / max(len(places), 1)
 
 
 def choose_trained(ssm: Any, *, tables: bool) -> None:
@@ -147,6 +133,7 @@ class Distillation:
     vocabulary: DraftVocabulary
     tail_outside: float
     kept: KeptPositions | None = None  # None: every position counts
+    earlier: Sequence[Any] = ()  # SSMs whose laws are averaged with this one's in the loss
     progress: Progress = Progress()
 
     @property
@@ -166,7 +153,7 @@ class Distillation:
         for group in self.optimizer.param_groups:
             group["lr"] = self.recipe.learning_rate * factor
         self.ssm.train()
-        loss = batch_loss(self.ssm, batch, to_draft.to(device), self.tail_outside, chance)
+        loss = batch_loss(self.ssm, batch, to_draft.to(device), self.tail_outside, chance, self.earlier)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.ssm.parameters(), self.recipe.clip_norm)
         self.optimizer.step()

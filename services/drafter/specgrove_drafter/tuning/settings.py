@@ -6,6 +6,7 @@ import argparse
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,13 @@ import torch
 
 from specgrove.runtime.features import default_feature_layers
 from specgrove_drafter.tuning.errors import SettingsError
+
+
+class Boost(StrEnum):
+    """What an SSM of a pool is tuned for, given those before it."""
+
+    DROP = "drop"  # the positions that they do not predict
+    MIXTURE = "mixture"  # the mean of their laws and its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +57,7 @@ class Settings:
     layers: tuple[int, ...]
     depths: tuple[int, ...]
     mlp_width: tuple[int, ...]
+    boost: Boost
     covered_top: int
     draft_vocab_size: int
     fit_tokens: int
@@ -118,6 +127,10 @@ class Settings:
             (minutes is not None and min(minutes) < 0, "--distil-minutes: must not be negative"),
             (self.distil_steps is not None and self.distil_steps < 0, "--distil-steps: must not be negative"),
             (
+                self.boost is Boost.MIXTURE and self.covered_top > 1,
+                "--covered-top: --boost mixture drops no positions; give one of them",
+            ),
+            (
                 self.writers > 1 and self.device != "cpu",
                 "--writers: several writers share a CPU; on a GPU raise --slots",
             ),
@@ -154,7 +167,8 @@ class Settings:
         shown = ["eval_every"] if self.eval_prompts is not None else []
         shown += ["tokens", "slots", "writers", "document_tokens", "feature_layers", "layers", "depths"]
         shown += ["mlp_width"] if any(self.mlp_width) else []
-        shown += ["covered_top"] if len(self.layers) > 1 else []
+        if len(self.layers) > 1:
+            shown += ["boost", "covered_top"] if self.boost is Boost.DROP else ["boost"]
         shown += ["draft_vocab_size", "fit_tokens", "ridge"]
         shown += ["distil_minutes", "distil_steps", "learning_rate", "batch_tokens", "stored", "seed"]
         for name in shown:
@@ -221,11 +235,18 @@ def read_settings(arguments: Sequence[str]) -> Settings:
         help="channels kept of each MLP, the strongest first, one number or one for each SSM; 0: all (default 0)",
     )
     add(
+        "--boost",
+        choices=[boost.value for boost in Boost],
+        default=Boost.DROP.value,
+        help="in a pool: tune the next SSM on what those before it do not predict (drop), or on everything, so that "
+        "the mean of their laws and its own is the target's (mixture) (default drop)",
+    )
+    add(
         "--covered-top",
         type=int,
         default=1,
-        help="in a pool: positions where the target's choice is among an SSM's first n are dropped for the next "
-        "(default 1)",
+        help="for --boost drop: positions where the target's choice is among an SSM's first n are dropped for the "
+        "next (default 1)",
     )
     add("--draft-vocab-size", type=int, default=8192, help="the SSM's vocabulary, 'other' included (default 8192)")
     add("--fit-tokens", type=int, default=131_072, help="how many tokens the closed-form fit reads (default 131072)")
@@ -254,5 +275,6 @@ def read_settings(arguments: Sequence[str]) -> Settings:
     values = vars(parser.parse_args(arguments))
     if values["distil_minutes"] is None and values["distil_steps"] is None:
         values["distil_minutes"] = (30.0,)
+    values["boost"] = Boost(values["boost"])
     values["name"] = values["name"] or Path(values["target"]).name
     return Settings(**{field.name: values[field.name] for field in fields(Settings)})

@@ -1,21 +1,20 @@
-"""Stages in which one SSM of the pool comes to be: closed-form fit, distillation, evaluation.
+"""Stages in which one SSM of the pool comes to be: closed-form fit, distillation, and what it hands to the next one.
 
 work-dir/distil-1.pt    the newest checkpoint of the first SSM's distillation, and so on
-work-dir/left-2.pt      the positions that the first SSM leaves to the second, and so on
+work-dir/left-2.pt      under --boost drop: the positions that the first SSM leaves to the second, and so on
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from specgrove_drafter.tuning.agreement import answer_ranks, measure_agreement, summarise
+from specgrove_drafter.tuning.agreement import measure_agreement
 from specgrove_drafter.tuning.batches import KeptPositions, is_held_out
 from specgrove_drafter.tuning.boost import positions_left
 from specgrove_drafter.tuning.distil import Distillation, Recipe, choose_trained, make_optimizer, run
@@ -23,12 +22,12 @@ from specgrove_drafter.tuning.hub import Target, load_target_model
 from specgrove_drafter.tuning.objective import tail_share_outside
 from specgrove_drafter.tuning.progress import say
 from specgrove_drafter.tuning.prompts import ChatFrame
-from specgrove_drafter.tuning.settings import Settings, SsmShape
+from specgrove_drafter.tuning.settings import Boost, Settings, SsmShape
 from specgrove_drafter.tuning.shards import Document, read_documents
 from specgrove_drafter.tuning.ssm import build_ssm, fit_batches, fit_head, head_weight
 from specgrove_drafter.tuning.vocabulary import DraftVocabulary, choose_vocabulary
 
-KEEP_EVERY_S = 240.0
+KEEP_EVERY_S = 480.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,23 +73,24 @@ def read_corpus(settings: Settings, target: Target, shards: Path) -> Corpus:
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
-    """What the SSMs before leave to the next one; `stamp` names the weights that made it."""
+class Earlier:
+    """What the SSMs before hand to the next one; `stamp` names the weights that it comes from."""
 
-    positions: KeptPositions
     stamp: str
+    left: KeptPositions | None = None  # --boost drop: the positions that none of them predicts; None: all positions
+    laws: tuple[Any, ...] = ()  # --boost mixture: the SSMs whose laws are averaged with the next one's
 
 
 @dataclass(frozen=True, slots=True)
 class SsmStages:
-    """One SSM of the pool: its number from 1, its shape, and the positions that the ones before it left."""
+    """One SSM of the pool: its number from 1, its shape, and what the ones before it, if any, handed on."""
 
     settings: Settings
     target: Target
     corpus: Corpus
     number: int
     shape: SsmShape
-    left: Left | None
+    earlier: Earlier | None
 
     def tune(self) -> tuple[Any, Distillation]:
         """Fit and distil, from the checkpoint of the same run where there is one."""
@@ -100,20 +100,31 @@ class SsmStages:
         if path.exists():
             task.load(path, self._stamp())
             self._say("distil", f"continuing after step {task.progress.step:,}")
+        elif self._is_like_the_one_before:
+            # The mean starts where the pool stands, and the first step already leads away from it.
+            ssm.load_state_dict(self._laws[-1].state_dict())
+            self._say("fit", "starts from the weights of the SSM before it")
         else:
             self._fit(ssm)
         self._distil(task, path)
         return ssm, task
 
-    def leave(self, ssm: Any, distillation: Distillation) -> Left:
-        """What this SSM leaves to the next one; from the file where these very weights made it."""
+    def hand_on(self, ssm: Any, distillation: Distillation) -> Earlier:
+        """What the next SSM needs of this one and those before it."""
+        weights = f"{self._stamp()}/step {distillation.progress.step}"
+        if self.settings.boost is Boost.MIXTURE:
+            self._say("boost", "its law is part of the next one's loss")
+            return Earlier(f"{weights}/{Boost.MIXTURE}", laws=(*self._laws, ssm.eval()))
+        return self._leave(ssm, f"{weights}/top {self.settings.covered_top}")
+
+    def _leave(self, ssm: Any, stamp: str) -> Earlier:
+        """The positions that are left; from the file where these very weights made it."""
         path = self.settings.work_dir / f"left-{self.number + 1}.pt"
         top = self.settings.covered_top
-        stamp = f"{self._stamp()}/step {distillation.progress.step}/top {top}"
         if path.exists():
             found = torch.load(path, weights_only=True)
             if found["stamp"] == stamp:
-                return Left(found["left"], stamp)
+                return Earlier(stamp, found["left"])
         left = positions_left(ssm, self.corpus.train, self.corpus.vocabulary, top, self._kept)
         num_left = sum(int(kept.sum()) for kept in left.values())
         share = 100 * num_left / self.corpus.num_train_tokens
@@ -121,11 +132,21 @@ class SsmStages:
             "boost", f"leaves {num_left:,} positions ({share:.0f}%) to the next: the rest is among its first {top}"
         )
         torch.save({"stamp": stamp, "left": left}, path)
-        return Left(left, stamp)
+        return Earlier(stamp, left)
 
     @property
     def _kept(self) -> KeptPositions | None:
-        return None if self.left is None else self.left.positions
+        return None if self.earlier is None else self.earlier.left
+
+    @property
+    def _is_like_the_one_before(self) -> bool:
+        """Whether an SSM whose law counts in this one's loss has the same shape, so that its weights fit."""
+        shapes = [replace(shape, distil_minutes=None) for shape in self.settings.shapes[: self.number]]
+        return bool(self._laws) and shapes[-1] == shapes[-2]
+
+    @property
+    def _laws(self) -> tuple[Any, ...]:
+        return () if self.earlier is None else self.earlier.laws
 
     def _build(self) -> Any:
         model = load_target_model(self.target, torch.device("cpu"), pack=False)
@@ -170,7 +191,10 @@ class SsmStages:
         choose_trained(ssm, tables=settings.train_tables)
         tail = tail_share_outside(self.corpus.train, self.corpus.vocabulary.to_draft())
         optimizer = make_optimizer(ssm, recipe)
-        return Distillation(ssm, optimizer, recipe, self.corpus.train, self.corpus.vocabulary, tail, self._kept)
+        corpus = self.corpus
+        return Distillation(
+            ssm, optimizer, recipe, corpus.train, corpus.vocabulary, tail, kept=self._kept, earlier=self._laws
+        )
 
     def _distil(self, task: Distillation, path: Path) -> None:
         if task.is_done:
@@ -195,7 +219,9 @@ class SsmStages:
         run(task, report, keep, keep_every_s=KEEP_EVERY_S)
 
     def _measure(self, ssm: Any) -> str:
-        return measure_agreement(ssm, self.corpus.held_out, self.corpus.vocabulary).line()
+        """Of the mean of the laws where that is what it is tuned for."""
+        agreement = measure_agreement([*self._laws, ssm], self.corpus.held_out, self.corpus.vocabulary)
+        return ("mean of the laws so far, " if self._laws else "") + agreement.line()
 
     def _stamp(self) -> str:
         """Names everything that a checkpoint of this SSM depends on."""
@@ -205,7 +231,7 @@ class SsmStages:
             settings.seed,
             settings.train_tables,
             shapes,
-            "all" if self.left is None else hashlib.sha256(self.left.stamp.encode()).hexdigest()[:8],
+            "all" if self.earlier is None else hashlib.sha256(self.earlier.stamp.encode()).hexdigest()[:8],
             corpus.vocabulary.size,
             len(corpus.train),
             corpus.num_train_tokens,
@@ -216,12 +242,7 @@ class SsmStages:
         say(stage, f"SSM {self.number}: {text}" if len(self.settings.shapes) > 1 else text)
 
 
-def evaluate(ssm: Any, corpus: Corpus, answers: Sequence[Document]) -> dict[str, list[Tensor]]:
-    """What `answer_ranks` gives for held-out own text and for the answers to the evaluation prompts, by text."""
-    texts = {"own text, held-out documents": corpus.held_out}
-    if answers:
-        texts["greedy answers to evaluation prompts"] = list(answers)
-    by_text = {name: answer_ranks(ssm, documents, corpus.vocabulary) for name, documents in texts.items()}
-    for name, ranks in by_text.items():
-        say("evaluate", f"{name}: {summarise(ranks).line()}")
-    return by_text
+def measured_texts(corpus: Corpus, answers: Sequence[Document]) -> dict[str, Sequence[Document]]:
+    """What the pool is measured on, by the names that log and card use."""
+    texts: dict[str, Sequence[Document]] = {"own text, held-out documents": corpus.held_out}
+    return texts | ({"greedy answers to evaluation prompts": answers} if answers else {})
