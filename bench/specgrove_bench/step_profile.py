@@ -1,7 +1,8 @@
 """Where a target step's time goes: `python -m specgrove_bench.step_profile`, with bench/ on the path.
 
-Times packed forwards of 1, 6 and 12 rows over a prefix in this process, alone, and splits them by torch's profiler into
-packed matrix products, attention products, and everything else (norms, rotation, Python, dispatch).
+Times packed forwards of 1, 6 and 12 rows over a prefix in this process, alone, beside the bare matrix products of the
+same weights one after the other, and splits the step by torch's profiler into matrix products, attention products, and
+everything else (norms, rotation, Python, dispatch).
 """
 
 from __future__ import annotations
@@ -10,13 +11,17 @@ import argparse
 import statistics
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
+import torch
+from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from specgrove.runtime.forward import PackedForward, SequenceRows
 from specgrove.runtime.kv_cache import CachedSequence
-from specgrove.runtime.loading import load_model
+from specgrove.runtime.loading import DecoderChoice, load_model
+from specgrove.runtime.packed_linear import PackedColumns, PackedLinear
 from specgrove_local.models import ensure_target
 
 _ROWS = (1, 6, 12)
@@ -30,8 +35,9 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", type=Path, help="target's folder; default: the demo's")
     parser.add_argument("--weights", default="auto", choices=("auto", "float32", "fp16_packed"))
+    parser.add_argument("--decoder", default="auto", choices=tuple(DecoderChoice))
     arguments = parser.parse_args(argv)
-    loaded = load_model(arguments.model or ensure_target(), arguments.weights)
+    loaded = load_model(arguments.model or ensure_target(), arguments.weights, decoder=arguments.decoder)
     cache = loaded.new_cache(max_tokens=1024)
     forward = PackedForward(loaded, cache)
     seq = cache.new_sequence()
@@ -46,25 +52,48 @@ def main(argv: list[str]) -> int:
         cache.rollback(seq)
         return elapsed_s
 
-    print("| rows | step ms | matrix products | attention products | the rest |\n|---|---|---|---|---|")
+    products = _products(loaded.model)
+    print("| rows | step | bare products | step / bare | matrix products | attention products | the rest |")
+    print("|---|---|---|---|---|---|---|")
     for rows in _ROWS:
         for _ in range(3):
             run(rows)
-        step_ms = 1e3 * statistics.median(run(rows) for _ in range(_REPEATS))
+        times_s = [(run(rows), _bare_s(products, rows)) for _ in range(_REPEATS)]  # in turns: the machine is not quiet
+        step_ms, bare_ms = (1e3 * statistics.median(column) for column in zip(*times_s, strict=True))
         with profile(activities=[ProfilerActivity.CPU]) as profiler:
             for _ in range(_REPEATS):
                 run(rows)
         events = profiler.key_averages()
-        products = _milliseconds(events, _MATRIX_PRODUCTS)
+        inside = _milliseconds(events, _MATRIX_PRODUCTS)
         attention = _milliseconds(events, _ATTENTION_PRODUCTS)
-        rest = max(step_ms - products - attention, 0.0)
-        print(f"| {rows} | {step_ms:.1f} | {products:.1f} ms | {attention:.1f} ms | {rest:.1f} ms |")
+        parts = (inside, attention, max(step_ms - inside - attention, 0.0))
+        columns = " | ".join(f"{part:.1f} ms" for part in parts)
+        print(f"| {rows} | {step_ms:.1f} ms | {bare_ms:.1f} ms | {step_ms / bare_ms:.2f} | {columns} |")
     return 0
 
 
 def _tree_rows(seq: CachedSequence, rows: int) -> SequenceRows:
     """A root and its children: as many rows as asked for."""
     return SequenceRows(seq, [7] * rows, [_PREFIX_LEN] * rows, [-1, *[0] * (rows - 1)], [True] * rows)
+
+
+def _products(model: nn.Module) -> list[tuple[nn.Module, int]]:
+    """Every matrix product of a step, each once, with the width of its input."""
+    found: dict[int, tuple[nn.Module, int]] = {}
+    for module in model.modules():
+        product = module.all_columns if isinstance(module, PackedColumns) else module
+        if isinstance(product, (PackedLinear, nn.Linear)):
+            found[id(product)] = (product, product.in_features)
+    return list(found.values())
+
+
+@torch.inference_mode()
+def _bare_s(products: Sequence[tuple[nn.Module, int]], rows: int) -> float:
+    inputs = {width: torch.randn(1, rows, width) for _, width in products}
+    started = time.perf_counter()
+    for product, width in products:
+        product(inputs[width])
+    return time.perf_counter() - started
 
 
 def _milliseconds(events: object, prefixes: tuple[str, ...]) -> float:
