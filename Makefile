@@ -10,7 +10,7 @@ ROOTS := services/common services/drafter services/verifier services/gateway ker
 STAMP := $(VENV)/.installed-$(shell cat constraints.txt pyproject.toml | cksum | cut -d' ' -f1)
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test check format protos bench paper model clean
+.PHONY: help install run test check format protos gpu-check bench paper model clean
 
 help: ## Say what each command does
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
@@ -41,6 +41,9 @@ format: $(STAMP) ## Format the code and sort the imports
 
 protos: $(STAMP) ## Write the generated messages again from protos/
 	PYTHON=$(PY) protos/generate.sh
+
+gpu-check: $(STAMP) ## Check and time the kernels on an NVIDIA GPU (ARGS=--interpret: check small shapes on the CPU)
+	@PYTHONPATH=bench:kernels $(PY) -m specgrove_bench.gpu_check $(ARGS)
 
 bench: $(STAMP) ## Measure time per token: speculation off, chain, trees, and transformers' generate beside them
 	@PYTHONPATH=bench $(PY) -m specgrove_bench $(ARGS)

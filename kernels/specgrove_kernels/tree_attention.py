@@ -22,11 +22,14 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class TailMask:
-    """Who sees whom beyond "everybody sees the prefix". `visible` is None for a single row at the end of a chain."""
+    """Who sees whom beyond "everybody sees the prefix". `visible` is None for a single row at the end of a chain.
+
+    Positions are needed for sliding windows only.
+    """
 
     visible: torch.Tensor | None  # bool [N, T]; T = rows in flight, the queries are the last N of them
-    query_positions: torch.Tensor  # int64 [N]
-    key_positions: torch.Tensor  # int64 [L], prefix and tail
+    query_positions: torch.Tensor | None = None  # int64 [N]
+    key_positions: torch.Tensor | None = None  # int64 [L], prefix and tail
 
 
 def tree_attention_reference(
@@ -56,6 +59,8 @@ def tree_attention_reference(
         tail_len = mask.visible.shape[1]
         by_row[..., num_keys - tail_len :].masked_fill_(~mask.visible, float("-inf"))
     if sliding_window is not None:
+        if mask.query_positions is None or mask.key_positions is None:
+            raise ValueError("a sliding window needs the positions of rows and keys")
         distance = mask.query_positions[:, None] - mask.key_positions[None, :]
         by_row.masked_fill_(distance >= sliding_window, float("-inf"))
     weights = scores.softmax(dim=-1).to(values.dtype)
