@@ -21,6 +21,7 @@ class RecordingModel:
     """Stands where the model does and keeps the step it was handed."""
 
     device = torch.device("cpu")
+    has_windows = True
 
     def __init__(self) -> None:
         self.steps: list[PackedStep] = []

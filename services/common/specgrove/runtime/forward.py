@@ -130,12 +130,14 @@ class PackedForward:
     def _mask(self, seq: CachedSequence, num_new: int) -> TailMask:
         device = self._loaded.device
         in_flight = seq.num_in_flight
-        key_positions = torch.cat([torch.arange(seq.cached_len), torch.tensor(seq.row_positions)])
         visible = None
         if in_flight > 1:
             visible = _unpack(seq.ancestors[-num_new:], in_flight).to(device)
             if num_new == 1 and bool(visible.all()):
                 visible = None
+        if not self._loaded.has_windows:
+            return TailMask(visible)
+        key_positions = torch.cat([torch.arange(seq.cached_len), torch.tensor(seq.row_positions)])
         return TailMask(visible, key_positions[-num_new:].to(device), key_positions.to(device))
 
 

@@ -1,9 +1,11 @@
-"""Linear layers with int8 weights and rows rounded to int8 on the way in: for SSMs on CPUs.
+"""Linear layers with int8 weights, for SSMs on CPUs: half the bytes of `PackedLinear`, and no less exact.
 
-fbgemm rounds all activations of a call with one scale, so every row is brought to the same size first: else one row
-with a large channel (the first token of a text has them) would leave its neighbours a handful of levels. Still a row's
-result depends a little on the batch. A drafter may do that (its trees are only proposals), a verifier may not. On a
-CPU with VNNI a product costs half of `PackedLinear`'s at one row and a quarter at twelve (README).
+Activations go in as two int8 rows each, a coarse one and what it leaves, under one fixed scale, for every row is
+brought to the same size first. So 15 of their bits count, a row's result does not depend on its neighbours, and the
+weight is read once for both. What is rounded is the weight: to 8 bits with one scale a row, which weights that are
+stored that way (`int8_weights.py`) are already.
+
+    x = size * (coarse + fine / 254)        coarse, fine: multiples of 1/127 in [-1, 1]
 """
 
 from __future__ import annotations
@@ -14,6 +16,10 @@ import torch
 from torch import nn
 
 from specgrove.runtime.int8_weights import quantize_rows
+
+_STEPS = 127  # of an activation in [0, 1]
+_ZERO = 128  # fbgemm multiplies unsigned activations with signed weights
+_LEAST_SIZE = 1e-12
 
 
 def is_int8_supported() -> bool:
@@ -49,8 +55,14 @@ class Int8Linear(nn.Module):
         return cls(packed, None if bias is None else bias.detach().float(), in_features, out_features)
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        size = torch.linalg.vector_norm(rows, ord=float("inf"), dim=-1, keepdim=True).clamp_min_(1e-12)
-        columns = torch.ops.quantized.linear_dynamic.default(rows / size, self.packed).mul_(size)
+        size = torch.linalg.vector_norm(rows, ord=float("inf"), dim=-1, keepdim=True).clamp_min_(_LEAST_SIZE)
+        scaled = rows / size
+        coarse = (scaled * _STEPS).round_().mul_(1.0 / _STEPS)
+        fine = scaled.sub_(coarse).mul_(2.0 * _STEPS)
+        both = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default(
+            torch.stack([coarse, fine]), 1.0 / _STEPS, _ZERO, self.packed
+        )
+        columns = both[0].add_(both[1], alpha=0.5 / _STEPS).mul_(size)
         return columns if self.bias is None else columns.add_(self.bias)
 
     def extra_repr(self) -> str:

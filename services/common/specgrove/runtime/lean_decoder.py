@@ -12,6 +12,7 @@ and everything but the matrix products happens once for all.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,16 +34,19 @@ Product = Callable[[torch.Tensor], torch.Tensor]  # [K, N, in] -> [K, N, out]
 
 @dataclass(frozen=True, slots=True)
 class _Norm:
-    """Root mean square normalisation, a weight for each model."""
+    """Root mean square normalisation, a weight for each model.
 
-    weight: torch.Tensor  # [K, 1, H]
-    eps: float
+    x / sqrt(mean(x^2) + eps) * weight = x / hypot(|x|, sqrt(H eps)) * (sqrt(H) weight): four operators.
+    """
+
+    weight: torch.Tensor  # float32 [K, 1, H], times the root of H
+    floor: torch.Tensor  # float32 [], the root of H * eps
 
     def __call__(self, states: torch.Tensor) -> torch.Tensor:
-        wide = states.float()
-        scale = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
-        scale = scale.square_().mul_(1.0 / wide.shape[-1]).add_(self.eps).rsqrt_()
-        return (wide * scale).to(states.dtype) * self.weight
+        if states.dtype == torch.float32:
+            size = torch.linalg.vector_norm(states, dim=-1, keepdim=True)
+            return states.div(torch.hypot(size, self.floor)).mul_(self.weight)
+        return self(states.float()).to(states.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,13 +189,16 @@ def _layer(layers: Sequence[Any]) -> _Layer:
 
 
 def _norm(norms: Sequence[Any]) -> _Norm:
-    return _Norm(torch.stack([norm.weight.detach() for norm in norms])[:, None], norms[0].variance_epsilon)
+    weight = torch.stack([norm.weight.detach() for norm in norms])[:, None].float()
+    hidden_size = weight.shape[-1]
+    floor = torch.tensor(math.sqrt(hidden_size * norms[0].variance_epsilon), device=weight.device)
+    return _Norm(weight * math.sqrt(hidden_size), floor)
 
 
 def _joint(products: Sequence[nn.Module]) -> Product:
     """K products as one."""
     if len(products) == 1:
-        return products[0]
+        return products[0].forward  # frozen modules without hooks: nothing is lost, a frame is saved
     linears = [product for product in products if isinstance(product, nn.Linear)]
     if len(linears) == len(products):
         weights = torch.stack([linear.weight.detach().T for linear in linears])  # [K, in, out]
@@ -200,7 +207,7 @@ def _joint(products: Sequence[nn.Module]) -> Product:
             return lambda rows: torch.bmm(rows, weights)
         bias = torch.stack(biases)[:, None]
         return lambda rows: torch.baddbmm(bias, rows, weights)
-    return lambda rows: torch.stack([product(rows[k]) for k, product in enumerate(products)])
+    return lambda rows: torch.stack([product.forward(rows[k]) for k, product in enumerate(products)])
 
 
 def _side_by_side(projections: Sequence[Any]) -> nn.Module:

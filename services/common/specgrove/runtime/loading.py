@@ -71,6 +71,7 @@ class LoadedModel:
     hidden_size: int
     device: torch.device
     draft_vocab: DraftVocab | None = None
+    has_windows: bool = True  # whether a layer may see a sliding window only
 
     def new_cache(self, *, max_tokens: int, block_size: int = 16) -> KVCache:
         """An empty KV cache for `max_tokens` tokens over all sequences (rounded up to whole blocks)."""
@@ -148,6 +149,7 @@ def load_model(
         hidden_size=config.hidden_size,
         device=torch.device(device),
         draft_vocab=_draft_vocab(folder, config, target_vocab_size),
+        has_windows=_has_windows(config),
     )
     check_attention(loaded)
     _log.info(
@@ -216,6 +218,11 @@ def _check_layers(folder: str, config: object) -> None:
     unknown = set(getattr(config, "layer_types", None) or ()) - _KNOWN_LAYER_TYPES
     if unknown:
         raise ModelLoadError(f"{folder} has layers of a kind that is not supported: {', '.join(sorted(unknown))}")
+
+
+def _has_windows(config: object) -> bool:
+    layer_types = getattr(config, "layer_types", None) or ()
+    return getattr(config, "sliding_window", None) is not None or "sliding_attention" in layer_types
 
 
 def _context_len(config: object) -> int:

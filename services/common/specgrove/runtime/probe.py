@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from specgrove.runtime.loading import LoadedModel
 
 _TOLERANCE = 2e-2  # of the largest logit; a wrong mask, scale or state is off by tens of percent
-_TOLERANCE_INT8 = 0.12  # activations in 8 bits are off by up to 5% (the shipped SSMs)
 _TREE_PARENTS = (-1, 0, 0, 1)  # root, a, b, c
 _TREE_DEPTHS = (0, 1, 1, 2)
 
@@ -41,8 +40,7 @@ def check_attention(loaded: LoadedModel) -> None:
     except (TypeError, ValueError, RuntimeError, IndexError, KeyError, AttributeError) as error:
         raise ModelLoadError(f"{loaded.source}: this architecture cannot run on the tree attention: {error}") from error
     difference = float((ours - theirs).abs().max() / theirs.abs().max().clamp_min(1e-6))
-    tolerance = _TOLERANCE_INT8 if loaded.weights == "int8_packed" else _TOLERANCE
-    if not difference <= tolerance:  # not `>`: a NaN must fail
+    if not difference <= _TOLERANCE:  # not `>`: a NaN must fail
         raise ModelLoadError(
             f"{loaded.source}: tree attention differs from the model's own by {difference:.3f} of the largest logit; "
             "a layer has a feature that is not supported, or a state that is not keys and values"
