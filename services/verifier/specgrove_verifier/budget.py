@@ -2,83 +2,43 @@
 
     tokens per second (n nodes each, S sessions) = S * (1 + accepted(n)) / (T(S * (1 + n)) + draft wait if n > 0)
 
-T is the verifier's own cost curve, measured at start and kept current; accepted(n) a concave law scaled by what is
-seen; n = 0 is speculation off. `fixed` grants the limits always (for tests and comparisons).
+T is the verifier's own cost curve (`cost_curve.py`), accepted(n) what trees have come to lately
+(`acceptance_curve.py`); n = 0 is speculation off. `fixed` grants the limits always (for tests and comparisons).
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
+from specgrove_verifier.acceptance_curve import AcceptanceCurve
+from specgrove_verifier.cost_curve import CostCurve
 from specgrove_verifier.mailbox import NO_DRAFT, DraftBudget
 
-# Matrix kernels take rows in tiles (six in fbgemm's fp16 kernel), so the curve has steps: measure around them.
-MEASURED_ROWS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 64)
 _CANDIDATE_NODES = (0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 11, 12, 16, 17, 23, 24, 32, 48, 64)
-# Before anything is measured: the first node is accepted in 45% of the steps, each further one adds 72% of the one
-# before. Only the shape matters; the scale follows the measured acceptance.
-_FIRST_NODE, _DECAY = 0.45, 0.72
-_WEIGHT = 0.05
-_LOCAL_WEIGHT = 0.3
-_LEAST_RATIO, _MOST_RATIO = 0.2, 3.0  # a single stalled step is not the machine
-_PROBE_INTERVAL = 64  # steps without drafts between two looks at whether they pay again
-_PROBE_NODES = 4
-_PROBE_STEPS = 3
+# Another number of nodes must promise this much more before it takes the place of the present one; for switching off
+# less will do, since plain decoding's cost is known best.
+_SWITCH_GAIN, _SWITCH_OFF_GAIN = 0.02, 0.005
+_EXPLORE_SHARE = 0.015  # of the time, for looking at what other grants are worth by now
+_PROBE_NODES = 4  # at most, after plain decoding
+_PROBE_STEPS = 2  # then: the first draft comes from a drafter that has to read first
+_MOST_SAVED_S = 1.0  # of that time, for later
+_ERROR_WEIGHT = 0.05
+_MOST_RATIO = 3.0  # a cycle that takes longer than so many times what was said had a pause in it
 
 
-class CostCurve:
-    """Seconds of a step by its rows: measured points, straight lines between, kept current by what steps take.
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What a step under a grant is expected to bring."""
 
-    A step moves all points a little (the machine got busier) and those next to its size a lot (that point was wrong),
-    so a curve that was measured in a bad moment heals.
-    """
-
-    def __init__(self, points: Sequence[tuple[int, float]]) -> None:
-        self._rows = [rows for rows, _ in points]
-        # A step does not get cheaper with more rows; a dip is noise.
-        self._seconds: list[float] = []
-        for _, seconds in points:
-            self._seconds.append(max(seconds, self._seconds[-1] if self._seconds else 0.0))
-        self._scale = 1.0
-
-    @classmethod
-    def measure(cls, run_step: Callable[[int], float], *, max_rows: int, repeats: int = 5) -> CostCurve:
-        """Time `run_step(rows)`, which returns seconds, at each size up to `max_rows`.
-
-        Size after size, `repeats` times over, and the least of each counts: at start the machine is busy with other
-        things, which only ever add time, and a bad moment should not spoil one size alone.
-        """
-        run_step(1)
-        sizes = [rows for rows in MEASURED_ROWS if rows <= max_rows]
-        passes = [[run_step(rows) for rows in sizes] for _ in range(repeats)]
-        return cls([(rows, min(times)) for rows, *times in zip(sizes, *passes, strict=True)])
+    num_nodes: int = 0
+    num_tokens: float = 0.0  # over all sessions
+    seconds: float = 0.0
 
     @property
-    def points(self) -> dict[int, float]:
-        """Seconds by rows, as they stand now."""
-        return {rows: self._scale * seconds for rows, seconds in zip(self._rows, self._seconds, strict=True)}
-
-    def seconds(self, rows: int) -> float:
-        return self._scale * sum(share * self._seconds[place] for place, share in self._weights(rows))
-
-    def observe(self, rows: int, seconds: float) -> None:
-        """Let a step that took `seconds` move the curve."""
-        excess = min(max(seconds / self.seconds(rows), _LEAST_RATIO), _MOST_RATIO) - 1.0
-        self._scale *= 1.0 + _WEIGHT * excess
-        for place, share in self._weights(rows):
-            self._seconds[place] *= 1.0 + _LOCAL_WEIGHT * min(share, 1.0) * excess
-
-    def _weights(self, rows: int) -> list[tuple[int, float]]:
-        """The measured points next to `rows` and the share of each."""
-        place = bisect_left(self._rows, rows)
-        if place == 0:
-            return [(0, 1.0)]
-        if place == len(self._rows):  # beyond the last point: at its cost per row
-            return [(place - 1, rows / self._rows[-1])]
-        low, high = self._rows[place - 1], self._rows[place]
-        share = (rows - low) / (high - low)
-        return [(place - 1, 1.0 - share), (place, share)]
+    def tokens_per_s(self) -> float:
+        return self.num_tokens / self.seconds if self.seconds else 0.0
 
 
 class FixedBudget:
@@ -90,61 +50,138 @@ class FixedBudget:
     def grant(self, num_sessions: int, draft_wait_s: float) -> DraftBudget:
         return self.limits
 
-    def observe_tree(self, num_nodes: int, num_accepted: int) -> None:
+    def observe_tree(self, num_nodes: int, accepted_nodes: Sequence[int]) -> None:
         pass
 
     def observe_step(self, rows: int, seconds: float) -> None:
+        pass
+
+    def observe_tokens(self, num_tokens: int) -> None:
         pass
 
 
 class MeasuredBudget:
     """The number of nodes with the best expected rate, 0 when plain decoding is expected to be faster."""
 
-    def __init__(self, limits: DraftBudget, curve: CostCurve) -> None:
+    def __init__(self, limits: DraftBudget, curve: CostCurve, clock: Callable[[], float] = time.monotonic) -> None:
         self.limits = limits
+        self.account = Account(clock)
         self._curve = curve
-        self._acceptance_scale = 1.0
-        self._steps_without = 0
+        self._acceptance = AcceptanceCurve()
+        self._present = 0  # nodes, as last decided
+        self._probe = 0  # nodes of the probe that is under way
         self._probe_steps_left = 0
+        self._saved_s = 0.0  # for exploring
+        self._is_exploring = False
 
     def grant(self, num_sessions: int, draft_wait_s: float) -> DraftBudget:
         """The budget of each of `num_sessions` sessions that decode together, a draft taking `draft_wait_s`."""
-        best = max(
-            (nodes for nodes in _CANDIDATE_NODES if nodes <= self.limits.max_nodes),
-            key=lambda nodes: self._rate(nodes, num_sessions, draft_wait_s),
-        )
-        if best == 0:
-            best = self._probe()
-        else:
-            self._steps_without = 0
-        return DraftBudget(best, self.limits.max_depth) if best else NO_DRAFT
+        outlooks = {
+            nodes: self._outlook(nodes, num_sessions, draft_wait_s)
+            for nodes in _CANDIDATE_NODES
+            if nodes <= self.limits.max_nodes
+        }
+        decided = self._decide(outlooks)
+        nodes = self._explore(decided, outlooks)
+        self._is_exploring = nodes != decided
+        self.account.begin(outlooks[nodes], num_sessions)
+        return DraftBudget(nodes, self.limits.max_depth) if nodes else NO_DRAFT
 
-    def observe_tree(self, num_nodes: int, num_accepted: int) -> None:
-        """A verified tree of `num_nodes` draft nodes had `num_accepted` accepted."""
-        self._acceptance_scale += _WEIGHT * (num_accepted / _prior_accepted(num_nodes) - self._acceptance_scale)
+    def observe_tree(self, num_nodes: int, accepted_nodes: Sequence[int]) -> None:
+        """A verified tree of `num_nodes` draft nodes had `accepted_nodes` (numbered from 1) accepted."""
+        self._acceptance.observe(num_nodes, accepted_nodes)
 
     def observe_step(self, rows: int, seconds: float) -> None:
+        if self._is_exploring:  # cheaper than the curve had it: so much more can be looked at
+            self._saved_s += max(self._curve.seconds(rows) - seconds, 0.0)
         self._curve.observe(rows, seconds)
 
-    def _rate(self, nodes: int, num_sessions: int, draft_wait_s: float) -> float:
-        accepted = self._acceptance_scale * _prior_accepted(nodes)
-        seconds = self._curve.seconds(num_sessions * (1 + nodes)) + (draft_wait_s if nodes else 0.0)
-        return num_sessions * (1 + accepted) / seconds
+    def observe_tokens(self, num_tokens: int) -> None:
+        """So many tokens were committed for one session."""
+        self.account.add(num_tokens)
 
-    def _probe(self) -> int:
-        """Mostly 0; now and then a few small trees, so that better times are noticed."""
-        if self._probe_steps_left:
+    def _outlook(self, nodes: int, num_sessions: int, draft_wait_s: float) -> Outlook:
+        seconds = self._curve.seconds(num_sessions * (1 + nodes)) + (draft_wait_s if nodes else 0.0)
+        return Outlook(nodes, num_sessions * (1 + self._acceptance.expected(nodes)), seconds)
+
+    def _decide(self, outlooks: dict[int, Outlook]) -> int:
+        best = max(outlooks.values(), key=lambda outlook: outlook.tokens_per_s)
+        present = outlooks.get(self._present)
+        gain = _SWITCH_GAIN if best.num_nodes else _SWITCH_OFF_GAIN
+        if present is None or best.tokens_per_s > (1.0 + gain) * present.tokens_per_s:
+            self._present = best.num_nodes
+        return self._present
+
+    def _explore(self, nodes: int, outlooks: dict[int, Outlook]) -> int:
+        """Mostly what was decided; now and then another grant, or it would never be known that times have changed.
+
+        What that costs by the present expectation is saved up beforehand, so it stays a small share of the time
+        however dear the steps are.
+        """
+        if self._probe_steps_left and not nodes:
             self._probe_steps_left -= 1
-            return min(_PROBE_NODES, self.limits.max_nodes)
-        self._steps_without += 1
-        if self._steps_without >= _PROBE_INTERVAL:
-            self._steps_without = 0
-            self._probe_steps_left = _PROBE_STEPS
-        return 0
+            return self._probe
+        decided = outlooks[nodes]
+        self._saved_s = min(self._saved_s + _EXPLORE_SHARE * decided.seconds, max(_MOST_SAVED_S, decided.seconds))
+        most = 2 * nodes or _PROBE_NODES
+        others = [other for other in outlooks.values() if nodes < other.num_nodes <= most]
+        if not others:
+            return nodes
+        # More nodes than now: the next size that could be right. None now: the one that is nearest to paying.
+        other = max(others, key=lambda other: other.num_nodes if nodes else other.tokens_per_s)
+        num_steps = 1 if nodes else _PROBE_STEPS
+        lost_s = num_steps * (other.seconds - other.num_tokens / decided.tokens_per_s)
+        if lost_s > self._saved_s:
+            return nodes
+        self._saved_s -= max(lost_s, 0.0)
+        self._probe, self._probe_steps_left = other.num_nodes, num_steps - 1
+        return other.num_nodes
 
 
 Budget = FixedBudget | MeasuredBudget
 
 
-def _prior_accepted(nodes: int) -> float:
-    return _FIRST_NODE * (1 - _DECAY**nodes) / (1 - _DECAY)
+class Account:
+    """What was expected of steps beside what they brought, as moving means."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._outlook = Outlook()
+        self._num_sessions = 0
+        self._began_s = 0.0
+        self._num_tokens = 0
+        self._means: tuple[float, ...] | None = None  # expected tokens and seconds, observed tokens and seconds
+
+    @property
+    def num_nodes(self) -> int:
+        """The grant in force."""
+        return self._outlook.num_nodes
+
+    @property
+    def expected_tokens_per_s(self) -> float:
+        return self._means[0] / self._means[1] if self._means else 0.0
+
+    @property
+    def observed_tokens_per_s(self) -> float:
+        return self._means[2] / self._means[3] if self._means else 0.0
+
+    @property
+    def error(self) -> float:
+        """How far expectations were off of late, as a share of what was observed."""
+        observed = self.observed_tokens_per_s
+        return abs(self.expected_tokens_per_s - observed) / observed if observed else 0.0
+
+    def begin(self, outlook: Outlook, num_sessions: int) -> None:
+        """A grant for `num_sessions` is made: the cycle under the one before is over."""
+        now_s = self._clock()
+        elapsed_s = now_s - self._began_s
+        said = self._outlook
+        is_alike = num_sessions == self._num_sessions and said.num_nodes == outlook.num_nodes
+        if is_alike and self._num_tokens and elapsed_s < _MOST_RATIO * said.seconds:
+            seen = (said.num_tokens, said.seconds, float(self._num_tokens), elapsed_s)
+            means = self._means or seen
+            self._means = tuple(mean + _ERROR_WEIGHT * (value - mean) for mean, value in zip(means, seen, strict=True))
+        self._outlook, self._num_sessions, self._began_s, self._num_tokens = outlook, num_sessions, now_s, 0
+
+    def add(self, num_tokens: int) -> None:
+        self._num_tokens += num_tokens

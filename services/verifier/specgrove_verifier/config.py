@@ -21,7 +21,12 @@ class VerifierConfig:
     pod_id: str = setting("", help="name of this pod in the registry; empty = host name and a random part")
     advertise_address: str = setting("", help="host:port that other pods dial; empty = host:port listened on")
     redis_url: str | None = setting(None, secret=True, help="registry of pods; none = known by static lists only")
-    weights: Literal["auto", "float32", "fp16_packed"] = setting("auto", help="how matrices are kept (README)")
+    weights: Literal["auto", "float32", "fp16_packed", "int8_packed"] = setting(
+        "auto", help="how matrices are kept (README)"
+    )
+    decoder: Literal["auto", "lean", "transformers"] = setting(
+        "auto", help="who runs the model: lean (Llama-shaped models), its own transformers code, or lean where it can"
+    )
     device: str = setting("cpu", help="torch device")
     threads: int = setting(0, minimum=0, maximum=1024, help="CPU threads of torch; 0 = torch's own choice")
     kv_tokens: int = setting(16384, minimum=64, help="tokens the KV cache holds over all sessions")
@@ -32,6 +37,9 @@ class VerifierConfig:
     max_nodes: int = setting(8, minimum=0, maximum=512, help="draft nodes of a tree, root not counted; 0 = off")
     max_depth: int = setting(5, minimum=1, maximum=64, help="depth of a tree")
     budget: Literal["measured", "fixed"] = setting("measured", help="draft nodes by measured cost, or always the limit")
+    cost_cache: str = setting(
+        "auto", help="folder where measured step costs are kept; auto = in the user's cache, empty = nowhere"
+    )
     rule: Literal["coupled", "mss", "naive"] = setting(
         "coupled", help="how drafted paths are accepted, for requests that name no rule (README)"
     )

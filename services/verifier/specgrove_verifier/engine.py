@@ -166,10 +166,10 @@ class Engine:
         verdict = reach_verdict(generation, tree, scheduled.laws, outputs.logits)
         accepted = verdict.accepted_nodes
         kept, finish_reason = _obey_stop(generation, verdict.committed_token_ids(tree))
-        num_accepted = min(len(accepted), len(kept))
-        self._record(generation, scheduled, kept, num_accepted)
+        counted = accepted[: len(kept)]
+        self._record(generation, scheduled, kept, counted)
         if scheduled.tree is not None:
-            self._drafting.credit(generation, tree, accepted[:num_accepted])
+            self._drafting.credit(generation, tree, counted)
         generation.append(kept)
         if finish_reason is None:
             generation.features = outputs.features_at(accepted[-1] if accepted else ROOT)
@@ -180,7 +180,9 @@ class Engine:
         else:
             self._finish(generation, kept, finish_reason)
 
-    def _record(self, generation: Generation, scheduled: Scheduled, kept: Sequence[int], num_accepted: int) -> None:
+    def _record(
+        self, generation: Generation, scheduled: Scheduled, kept: Sequence[int], accepted_nodes: Sequence[int]
+    ) -> None:
         now = time.monotonic()
         if generation.first_token_s is None:
             generation.first_token_s = now
@@ -193,12 +195,13 @@ class Engine:
         generation.stats.record_step(
             num_draft_nodes=num_nodes,
             tree_depth=tree.max_depth if tree is not None else 0,
-            num_accepted=num_accepted,
+            num_accepted=len(accepted_nodes),
             num_committed=len(kept),
         )
         if tree is not None:
-            self._budget.observe_tree(num_nodes, num_accepted)
-        self._metrics.record_commit(num_nodes, num_accepted, len(kept), generation.rule)
+            self._budget.observe_tree(num_nodes, accepted_nodes)
+        self._budget.observe_tokens(len(kept))
+        self._metrics.record_commit(num_nodes, len(accepted_nodes), len(kept), generation.rule)
 
     def _finish(self, generation: Generation, kept: tuple[int, ...], reason: FinishReason) -> None:
         self._forget(generation, str(reason))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from specgrove.sampling.rules import Rule
 from specgrove.telemetry import CollectorRegistry, Counter, Gauge, Histogram
+from specgrove_verifier.budget import Account
 from specgrove_verifier.mailbox import DraftOutcome
 from specgrove_verifier.member_metrics import MemberMetrics
 
@@ -68,6 +69,23 @@ class EngineMetrics:
         self._waiting = Gauge("specgrove:num_requests_waiting", "Generations waiting", registry=registry)
         self._kv_usage = Gauge("specgrove:kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1", registry=registry)
         self._drafters = Gauge("specgrove:num_drafters", "Drafters attached", registry=registry)
+        self._budget_nodes = Gauge("specgrove:budget_nodes", "Draft nodes granted to each session", registry=registry)
+        self._expected_rate = Gauge(
+            "specgrove:budget_expected_tokens_per_second", "Committed tokens expected of such grants", registry=registry
+        )
+        self._observed_rate = Gauge(
+            "specgrove:budget_observed_tokens_per_second", "Committed tokens seen under them", registry=registry
+        )
+        self._budget_error = Gauge(
+            "specgrove:budget_error_perc", "Gap between the two, 0 to 1 of what was seen", registry=registry
+        )
+
+    def watch_budget(self, account: Account) -> None:
+        """Let what the budget controller expected, and what came of it, be seen."""
+        self._budget_nodes.set_function(lambda: float(account.num_nodes))
+        self._expected_rate.set_function(lambda: account.expected_tokens_per_s)
+        self._observed_rate.set_function(lambda: account.observed_tokens_per_s)
+        self._budget_error.set_function(lambda: account.error)
 
     def record_step(self, num_rows: int, seconds: float) -> None:
         self._steps.inc()
