@@ -81,17 +81,15 @@ def curve_of(config: VerifierConfig, loaded: LoadedModel, forward: PackedForward
     max_rows = min(config.max_step_rows, config.max_sessions * (config.max_nodes + 1))
     if not config.cost_cache:
         return measure_curve(forward, cache, max_rows)
-    folder = _user_cache() / "specgrove" / "cost-curves" if config.cost_cache == "auto" else Path(config.cost_cache)
+    folder = (
+        Path.home() / ".cache" / "specgrove" / "cost-curves" if config.cost_cache == "auto" else Path(config.cost_cache)
+    )
     store, made_on = CurveStore(folder), [*_hardware(loaded.device), *_facts_of(loaded), max_rows]
     known = store.load(made_on)
     curve = measure_curve(forward, cache, max_rows, known)
     if known is None:
         store.save(made_on, curve)
     return curve
-
-
-def _user_cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
 
 
 def _hardware(device: torch.device) -> list[object]:

@@ -21,8 +21,7 @@ _CANDIDATE_NODES = (0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 11, 12, 16, 17, 23, 24, 32, 4
 # less will do, since plain decoding's cost is known best.
 _SWITCH_GAIN, _SWITCH_OFF_GAIN = 0.02, 0.005
 _EXPLORE_SHARE = 0.015  # of the time, for looking at what other grants are worth by now
-_PROBE_NODES = 4  # at most, after plain decoding
-_PROBE_STEPS = 2  # then: the first draft comes from a drafter that has to read first
+_PROBE_STEPS = 2  # after plain decoding: the first draft comes from a drafter that has to read first
 _MOST_SAVED_S = 1.0  # of that time, for later
 _ERROR_WEIGHT = 0.05
 _MOST_RATIO = 3.0  # a cycle that takes longer than so many times what was said had a pause in it
@@ -123,7 +122,7 @@ class MeasuredBudget:
             return self._probe
         decided = outlooks[nodes]
         self._saved_s = min(self._saved_s + _EXPLORE_SHARE * decided.seconds, max(_MOST_SAVED_S, decided.seconds))
-        most = 2 * nodes or _PROBE_NODES
+        most = 2 * nodes or self.limits.max_nodes
         others = [other for other in outlooks.values() if nodes < other.num_nodes <= most]
         if not others:
             return nodes

@@ -79,6 +79,9 @@ class CostCurve:
         self._scale *= 1.0 + _WEIGHT * min(max(excess, -_MOST_SHIFT), _MOST_SHIFT)
         for place, share in self._weights(rows):
             self._seconds[place] *= 1.0 + _LOCAL_WEIGHT * min(share, 1.0) * excess
+            if share == 1.0:  # seen at this very size: fewer rows cost no more
+                here = self._seconds[place]
+                self._seconds[:place] = [min(seconds, here) for seconds in self._seconds[:place]]
 
     def _weights(self, rows: int) -> list[tuple[int, float]]:
         """The measured points next to `rows` and the share of each."""

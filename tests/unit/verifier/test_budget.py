@@ -62,7 +62,7 @@ def test_a_curve_measured_in_a_bad_moment_heals_and_trees_come_back() -> None:
     truth = CostCurve([(1, 0.040), (2, 0.044), (4, 0.046), (6, 0.047), (8, 0.055), (64, 0.2)])
     budget = MeasuredBudget(LIMITS, CostCurve([(1, 0.052), (2, 0.180), (4, 0.286), (6, 0.286), (8, 0.3), (64, 0.9)]))
     granted = []
-    for _ in range(1000):
+    for _ in range(1300):
         nodes = budget.grant(1, 0.010).max_nodes
         granted.append(nodes)
         budget.observe_step(1 + nodes, truth.seconds(1 + nodes))
