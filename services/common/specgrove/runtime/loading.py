@@ -1,8 +1,9 @@
 """From a folder, hub id or GGUF file to a model that runs packed rows.
 
 `weights` says how the matrices are kept: `float32` as they are, `fp16_packed` for fbgemm on CPUs (four times the speed
-at one row on AVX2), `int8_packed` likewise for SSMs, whose tokens only propose, `auto` fp16_packed on CPUs that have it
-and the checkpoint's own type on accelerators.
+at one row on AVX2), `int8_packed` rounded to 8 bits a row, which loses nothing where they are stored that way. `auto` is
+fp16_packed on CPUs that have it, int8_packed for int8 checkpoints on CPUs with VNNI, and the checkpoint's own type on
+accelerators.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from specgrove.runtime.convert import cached_folder, convert
 from specgrove.runtime.decoder import Decoder, ModuleDecoder, StateReader
 from specgrove.runtime.draft_vocab import OTHER_ID_KEY, DraftVocab
 from specgrove.runtime.int8_linear import Int8Linear, is_int8_supported
+from specgrove.runtime.int8_weights import is_int8_config
 from specgrove.runtime.kv_cache import KVCache, KVShape
 from specgrove.runtime.lean_decoder import LeanDecoder
 from specgrove.runtime.packed_linear import PackedLinear, PackWeight, is_packing_supported, pack_linear_layers
@@ -131,7 +133,8 @@ def load_model(
     folder = model_folder(str(source), cache_root)
     config = hf.read_config(folder).get_text_config(decoder=True)
     _check_layers(folder, config)
-    kept_as = _resolve(Weights(weights), torch.device(device))
+    is_int8 = is_int8_config(getattr(config, "quantization_config", None))
+    kept_as = _resolve(Weights(weights), torch.device(device), is_int8=is_int8)
     model = hf.load_causal_lm(folder, dtype=None if kept_as == "checkpoint" else torch.float32)
     pack = _PACKS.get(kept_as)
     if pack is not None:
@@ -201,7 +204,7 @@ def model_folder(source: str, cache_root: Path | None = None) -> str:
     return str(convert(gguf, cached_folder(gguf, root), _log.info))
 
 
-def _resolve(weights: Weights, device: torch.device) -> str:
+def _resolve(weights: Weights, device: torch.device, *, is_int8: bool) -> str:
     if weights == Weights.FP16_PACKED and (device.type != "cpu" or not is_packing_supported()):
         raise ModelLoadError("weights=fp16_packed needs a CPU with fbgemm (x86); choose float32 or auto")
     if weights == Weights.INT8_PACKED and (device.type != "cpu" or not is_int8_supported()):
@@ -209,6 +212,8 @@ def _resolve(weights: Weights, device: torch.device) -> str:
     if weights == Weights.AUTO:
         if device.type != "cpu":
             return "checkpoint"
+        if is_int8 and is_int8_supported():
+            return Weights.INT8_PACKED
         return Weights.FP16_PACKED if is_packing_supported() else Weights.FLOAT32
     return weights
 
