@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from specgrove.errors import ModelLoadError
 from specgrove.runtime.forward import PackedForward, SequenceRows
+from specgrove.runtime.int8_linear import is_int8_supported
 from specgrove.runtime.int8_weights import (
     FILE_NAME,
     QUANTIZATION_CONFIG,
@@ -24,6 +25,7 @@ from specgrove.runtime.int8_weights import (
     read_int8_state,
 )
 from specgrove.runtime.loading import load_model
+from specgrove.runtime.packed_linear import is_packing_supported
 from support.tiny_models import write_tiny_model
 
 PROMPT = [5, 6, 7, 8]
@@ -86,6 +88,15 @@ def test_an_int8_folder_says_what_its_weights_say(weights: str, is_tied: bool, t
     torch.testing.assert_close(ours, logits(plain, weights), atol=1e-5, rtol=1e-5)
     original = logits(write_tiny_model(tmp_path / "original", tie_word_embeddings=is_tied), weights)
     assert 1e-6 < float((ours - original).abs().max()) < 0.1 * float(original.abs().max())
+
+
+def test_by_default_an_int8_folder_is_multiplied_as_it_is(tmp_path: Path) -> None:
+    folder = write_tiny_model(tmp_path)
+    quantise_folder(folder)
+    fallback = "fp16_packed" if is_packing_supported() else "float32"
+    assert load_model(folder).weights == ("int8_packed" if is_int8_supported() else fallback)
+    exact = logits(folder, "float32")
+    torch.testing.assert_close(logits(folder, "auto"), exact, atol=2e-3 * float(exact.abs().max()), rtol=0)
 
 
 def _without(name: str) -> Callable[[Path], None]:

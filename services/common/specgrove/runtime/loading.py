@@ -1,9 +1,9 @@
 """From a folder, hub id or GGUF file to a model that runs packed rows.
 
 `weights` says how the matrices are kept: `float32` as they are, `fp16_packed` for fbgemm on CPUs (four times the speed
-at one row on AVX2), `int8_packed` rounded to 8 bits a row, which loses nothing where they are stored that way. `auto` is
-fp16_packed on CPUs that have it, int8_packed for int8 checkpoints on CPUs with VNNI, and the checkpoint's own type on
-accelerators.
+at one row on AVX2), `int8_packed` rounded to 8 bits a row, which loses nothing where they are stored that way. `auto`
+is fp16_packed on CPUs that have it, int8_packed for int8 checkpoints on CPUs with VNNI, and the checkpoint's own type
+on accelerators.
 """
 
 from __future__ import annotations
