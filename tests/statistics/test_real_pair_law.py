@@ -17,10 +17,10 @@ from specgrove.sampling.params import SamplingParams, SpeculationOptions
 from specgrove.sampling.rules import Rule
 from specgrove.sampling.target_choice import target_probs
 from specgrove.text import Tokenizer
-from specgrove_drafter.build import load_feed
 from specgrove_drafter.ensemble import Ensemble
 from specgrove_drafter.jobs import Budget, DraftJob, SessionRef
-from specgrove_drafter.members.feature_maps import read_layout
+from specgrove_drafter.members.feature_maps import joint_layout, read_layout
+from specgrove_drafter.members.loaded_ssm import joint_feed, load_ssm, stacked, stacks_of
 from specgrove_drafter.members.prompt_lookup import PromptLookupMember
 from specgrove_drafter.members.runtime_model import RuntimeDraftModel
 from specgrove_drafter.members.ssm import SsmMember
@@ -44,11 +44,15 @@ def target() -> LoadedModel:
 
 @pytest.fixture
 def ensemble(target: LoadedModel) -> Ensemble:
-    first_ssm = min(SSM_FOLDERS.glob("*/config.json")).parent
-    ssm = load_model(str(first_ssm), target_vocab_size=target.vocab_size)
-    feed = load_feed(str(first_ssm), ssm, read_layout(first_ssm), on_fed=lambda num_rows: None)
-    model = RuntimeDraftModel(ssm, target_vocab_size=target.vocab_size, max_cached_tokens=16384, feed=feed)
-    return Ensemble([SsmMember("ssm", model, BestFirstPolicy(BestFirst())), PromptLookupMember()])
+    folders = sorted(config.parent for config in SSM_FOLDERS.glob("*/config.json"))
+    sent = joint_layout([read_layout(folder) for folder in folders])
+    ssms = [load_ssm(folder.name, str(folder), "auto", "cpu", target.vocab_size, sent) for folder in folders]
+    [pool] = stacks_of(ssms)
+    model = RuntimeDraftModel(
+        stacked(pool), target_vocab_size=target.vocab_size, max_cached_tokens=16384, feed=joint_feed(pool)
+    )
+    names = [ssm.name for ssm in pool]
+    return Ensemble([SsmMember("pool", model, BestFirstPolicy(BestFirst()), part_names=names), PromptLookupMember()])
 
 
 def _drafter(ensemble: Ensemble) -> InProcessDrafter:

@@ -6,7 +6,7 @@
 
 A tree of n nodes is the first n of a larger one, and parents come before children, so one tree says of each of its
 nodes what it was worth. Of nodes that no tree had lately, a typical curve says it, scaled by how the others compare
-with it.
+with it. Under rule `mss` nodes come in the order drawn rather than by likelihood, so there it is an approximation.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 import torch
@@ -64,13 +65,15 @@ def measure_curve(
         started = time.perf_counter()
         parents = [-1, *[0] * (rows - 1)]
         forward.run([SequenceRows(seq, [0] * rows, [prefix_len] * rows, parents, [True] * rows)])
+        forward.wait()
         elapsed_s = time.perf_counter() - started
         cache.rollback(seq)
         return elapsed_s
 
     try:
-        if known is not None:
-            return CostCurve.resumed(known, run_step)
+        resumed = None if known is None else CostCurve.resumed(known, run_step)
+        if resumed is not None:
+            return resumed
         return CostCurve.measure(run_step, max_rows=min(max_rows, cache.num_blocks * cache.block_size - prefix_len))
     finally:
         cache.release(seq)
@@ -85,10 +88,8 @@ def curve_of(config: VerifierConfig, loaded: LoadedModel, forward: PackedForward
         Path.home() / ".cache" / "specgrove" / "cost-curves" if config.cost_cache == "auto" else Path(config.cost_cache)
     )
     store, made_on = CurveStore(folder), [*_hardware(loaded.device), *_facts_of(loaded), max_rows]
-    known = store.load(made_on)
-    curve = measure_curve(forward, cache, max_rows, known)
-    if known is None:
-        store.save(made_on, curve)
+    curve = measure_curve(forward, cache, max_rows, store.load(made_on))
+    store.save(made_on, curve)
     return curve
 
 
@@ -102,7 +103,10 @@ def _hardware(device: torch.device) -> list[object]:
 
 
 def _facts_of(loaded: LoadedModel) -> list[object]:
-    return [loaded.source, loaded.weights, type(loaded.decoder).__name__, loaded.kv_shape, loaded.vocab_size]
+    config = Path(loaded.source) / "config.json"
+    written = config.stat().st_mtime_ns if config.is_file() else 0
+    kind = type(loaded.decoder).__name__
+    return [version("specgrove"), loaded.source, written, loaded.weights, kind, loaded.kv_shape, loaded.vocab_size]
 
 
 def build_engine(

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from specgrove_verifier.acceptance_curve import AcceptanceCurve
+from specgrove_verifier.acceptance_curve import MAX_NODES, AcceptanceCurve
 from specgrove_verifier.cost_curve import CostCurve
 from specgrove_verifier.mailbox import NO_DRAFT, DraftBudget
 
@@ -23,7 +23,7 @@ _SWITCH_GAIN, _SWITCH_OFF_GAIN = 0.02, 0.005
 _EXPLORE_SHARE = 0.015  # of the time, for looking at what other grants are worth by now
 _PROBE_STEPS = 2  # after plain decoding: the first draft comes from a drafter that has to read first
 _MOST_SAVED_S = 1.0  # of that time, for later
-_ERROR_WEIGHT = 0.05
+_ERROR_WEIGHT = 0.01
 _MOST_RATIO = 3.0  # a cycle that takes longer than so many times what was said had a pause in it
 
 
@@ -46,8 +46,8 @@ class FixedBudget:
     def __init__(self, limits: DraftBudget) -> None:
         self.limits = limits
 
-    def grant(self, num_sessions: int, draft_wait_s: float) -> DraftBudget:
-        return self.limits
+    def grant(self, num_sessions: int, draft_wait_s: float, room: int = MAX_NODES) -> DraftBudget:
+        return DraftBudget(min(self.limits.max_nodes, room), self.limits.max_depth)
 
     def observe_tree(self, num_nodes: int, accepted_nodes: Sequence[int]) -> None:
         pass
@@ -71,18 +71,21 @@ class MeasuredBudget:
         self._probe = 0  # nodes of the probe that is under way
         self._probe_steps_left = 0
         self._saved_s = 0.0  # for exploring
-        self._is_exploring = False
+        self._is_exploring = self._was_exploring = False  # by the last grant, and by the one before
 
-    def grant(self, num_sessions: int, draft_wait_s: float) -> DraftBudget:
-        """The budget of each of `num_sessions` sessions that decode together, a draft taking `draft_wait_s`."""
+    def grant(self, num_sessions: int, draft_wait_s: float, room: int = MAX_NODES) -> DraftBudget:
+        """The budget of each of `num_sessions` sessions that decode together, a draft taking `draft_wait_s` and a step
+        having `room` for so many nodes of each.
+
+        It is for the trees of the step after the coming one, which runs what the grant before brought.
+        """
+        most = min(self.limits.max_nodes, room)
         outlooks = {
-            nodes: self._outlook(nodes, num_sessions, draft_wait_s)
-            for nodes in _CANDIDATE_NODES
-            if nodes <= self.limits.max_nodes
+            nodes: self._outlook(nodes, num_sessions, draft_wait_s) for nodes in _CANDIDATE_NODES if nodes <= most
         }
         decided = self._decide(outlooks)
         nodes = self._explore(decided, outlooks)
-        self._is_exploring = nodes != decided
+        self._was_exploring, self._is_exploring = self._is_exploring, nodes != decided
         self.account.begin(outlooks[nodes], num_sessions)
         return DraftBudget(nodes, self.limits.max_depth) if nodes else NO_DRAFT
 
@@ -91,7 +94,7 @@ class MeasuredBudget:
         self._acceptance.observe(num_nodes, accepted_nodes)
 
     def observe_step(self, rows: int, seconds: float) -> None:
-        if self._is_exploring:  # cheaper than the curve had it: so much more can be looked at
+        if self._was_exploring:  # cheaper than the curve had it: so much more can be looked at
             self._saved_s += max(self._curve.seconds(rows) - seconds, 0.0)
         self._curve.observe(rows, seconds)
 
@@ -117,13 +120,17 @@ class MeasuredBudget:
         What that costs by the present expectation is saved up beforehand, so it stays a small share of the time
         however dear the steps are.
         """
-        if self._probe_steps_left and not nodes:
+        if self._probe_steps_left and not nodes and self._probe in outlooks:
             self._probe_steps_left -= 1
             return self._probe
+        self._probe_steps_left = 0
         decided = outlooks[nodes]
         self._saved_s = min(self._saved_s + _EXPLORE_SHARE * decided.seconds, max(_MOST_SAVED_S, decided.seconds))
-        most = 2 * nodes or self.limits.max_nodes
-        others = [other for other in outlooks.values() if nodes < other.num_nodes <= most]
+        others = [
+            other
+            for other in outlooks.values()
+            if nodes < other.num_nodes and (not nodes or other.num_nodes <= 2 * nodes)
+        ]
         if not others:
             return nodes
         # More nodes than now: the next size that could be right. None now: the one that is nearest to paying.
@@ -146,6 +153,7 @@ class Account:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._outlook = Outlook()
+        self._nodes_before = -1  # of the grant before: its trees run in the cycle of the present one
         self._num_sessions = 0
         self._began_s = 0.0
         self._num_tokens = 0
@@ -175,12 +183,13 @@ class Account:
         now_s = self._clock()
         elapsed_s = now_s - self._began_s
         said = self._outlook
-        is_alike = num_sessions == self._num_sessions and said.num_nodes == outlook.num_nodes
+        is_alike = num_sessions == self._num_sessions and said.num_nodes == self._nodes_before
         if is_alike and self._num_tokens and elapsed_s < _MOST_RATIO * said.seconds:
             seen = (said.num_tokens, said.seconds, float(self._num_tokens), elapsed_s)
             means = self._means or seen
             self._means = tuple(mean + _ERROR_WEIGHT * (value - mean) for mean, value in zip(means, seen, strict=True))
-        self._outlook, self._num_sessions, self._began_s, self._num_tokens = outlook, num_sessions, now_s, 0
+        self._nodes_before, self._outlook = said.num_nodes, outlook
+        self._num_sessions, self._began_s, self._num_tokens = num_sessions, now_s, 0
 
     def add(self, num_tokens: int) -> None:
         self._num_tokens += num_tokens

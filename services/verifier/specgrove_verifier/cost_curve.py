@@ -19,6 +19,7 @@ _MANY_ROWS = 64  # sizes above are measured twice only: they take long, and nois
 _WEIGHT = 0.05
 _LOCAL_WEIGHT = 0.3
 _MOST_SHIFT = 0.2  # of the whole curve's gap that one step speaks for
+_CHECKED_ROWS, _MOST_MISFIT = 12, 0.25  # where points from disk are tried, and by how much they may be off
 _LEAST_RATIO, _MOST_RATIO = 0.2, 3.0  # a single stalled step is not the machine
 
 
@@ -56,13 +57,15 @@ class CostCurve:
     @classmethod
     def resumed(
         cls, points: Sequence[tuple[int, float]], run_step: Callable[[int], float], *, repeats: int = 5
-    ) -> CostCurve:
-        """`points` of an earlier start, moved as a whole to how fast a step of one row is now."""
+    ) -> CostCurve | None:
+        """`points` of an earlier start, moved as a whole to how fast a step of one row is now; None where a larger
+        step does not fit them, for then they were measured in a bad moment, or on something else."""
         curve = cls(points)
+        rows = max(rows for rows, _ in points if rows <= _CHECKED_ROWS)
         run_step(points[0][0])
-        now_s = min(run_step(points[0][0]) for _ in range(repeats))
-        curve._scale = now_s / points[0][1]
-        return curve
+        few_s, many_s = (min(run_step(count) for _ in range(repeats)) for count in (points[0][0], rows))
+        curve._scale = few_s / points[0][1]
+        return curve if abs(many_s / curve.seconds(rows) - 1.0) < _MOST_MISFIT else None
 
     @property
     def points(self) -> dict[int, float]:

@@ -45,8 +45,7 @@ class Drafting:
 
         `max_nodes` is each one's share of a step: a tree that finds no room is drafted and waited for in vain.
         """
-        worth = self._budget.grant(num_decoding, self._pool.usual_latency_s())
-        self._granted = DraftBudget(min(worth.max_nodes, max_nodes), worth.max_depth)
+        self._granted = self._budget.grant(num_decoding, self._pool.usual_latency_s(), max_nodes)
 
     def feature_layers(self, generations: Iterable[Generation]) -> frozenset[int]:
         """The layers whose states are wanted with the coming step's commits: none where no draft will be asked for."""

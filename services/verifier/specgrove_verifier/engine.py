@@ -144,6 +144,7 @@ class Engine:
             self._drafting.grant(len(decoding), self._scheduler.max_draft_nodes(len(decoding)))
         wanted_layers = self._drafting.feature_layers(decoding)
         outputs = self._features.run(self._forward, [scheduled.rows() for scheduled in batch], wanted_layers)
+        self._forward.wait()
         ran = time.monotonic()
         first = 0
         for scheduled in batch:

@@ -45,6 +45,10 @@ def test_weights_that_are_int8_rows_already_lose_nothing(num_rows: int) -> None:
     assert relative_error(Int8Linear.from_weight(weight)(rows), rows @ weight.T) < 5e-4
 
 
+def test_no_rows_give_no_rows() -> None:
+    assert Int8Linear.from_weight(torch.randn(4, 8))(torch.zeros(1, 0, 8)).shape == (1, 0, 4)
+
+
 def test_a_row_of_zeros_and_a_weight_of_zeros_give_zeros() -> None:
     linear = Int8Linear.from_weight(torch.zeros(4, 8))
     assert not linear(torch.randn(2, 8)).any()

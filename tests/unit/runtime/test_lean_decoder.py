@@ -93,6 +93,7 @@ def test_models_of_different_shapes_do_not_stack(tmp_path: Path) -> None:
         "width": {"intermediate_size": 32},
         "vocabulary": {"vocab_size": 100},
         "norm": {"rms_norm_eps": 1e-3},
+        "biases": {"attention_bias": True},
     }.items():
         assert stack([first, load_model(write_tiny_model(tmp_path / name, **other), "float32")]) is None
     assert stack([first, load_model(tmp_path / "first", "fp16_packed")]) is None

@@ -93,9 +93,19 @@ def test_a_curve_is_kept_on_disk_and_taken_up_at_the_speed_of_the_day(tmp_path: 
     assert points == [(1, 0.5), (4, 0.75)]
     assert store.load(["another cpu", 2, "model"]) is None
     sizes: list[int] = []
-    curve = CostCurve.resumed(points, lambda rows: sizes.append(rows) or 1.0)  # type: ignore[func-returns-value]
-    assert set(sizes) == {1}
+    curve = CostCurve.resumed(points, lambda rows: sizes.append(rows) or {1: 1.0, 4: 1.6}[rows])  # type: ignore[func-returns-value]
+    assert curve is not None
+    assert set(sizes) == {1, 4}
     assert [curve.seconds(rows) for rows in (1, 4)] == [1.0, 1.5]
+
+
+def test_points_of_a_bad_moment_are_not_taken_up() -> None:
+    assert CostCurve.resumed([(1, 0.5), (4, 3.0)], lambda rows: {1: 0.5, 4: 0.75}[rows]) is None
+
+
+def test_grants_stay_within_the_room_of_a_step() -> None:
+    assert MeasuredBudget(LIMITS, CostCurve(FLAT)).grant(1, 0.0, 3).max_nodes == 3
+    assert FixedBudget(LIMITS).grant(1, 0.0, 3).max_nodes == 3
 
 
 @pytest.mark.parametrize("content", ["", "{}", '{"points": []}', '{"points": [[1, "x"]]}', '{"points": [[1, -1.0]]}'])

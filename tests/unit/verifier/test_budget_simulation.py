@@ -28,6 +28,7 @@ class World:
     num_sessions: int = 1
     noise: float = 0.0
     now_s: float = 0.0
+    coming: int = 0  # a grant is for the trees of the step after the next
     random: Random = field(default_factory=lambda: Random(1))
 
     def __post_init__(self) -> None:
@@ -46,7 +47,7 @@ class World:
         """The grants of so many steps."""
         granted = []
         for _ in range(steps):
-            nodes = budget.grant(self.num_sessions, self.draft_s).max_nodes
+            nodes, self.coming = self.coming, budget.grant(self.num_sessions, self.draft_s).max_nodes
             granted.append(nodes)
             noise = 1.0 + self.noise * self.random.random()
             self.now_s += noise * self.cost_s(nodes)
@@ -115,7 +116,7 @@ def test_what_was_expected_is_what_is_seen_where_the_model_holds() -> None:
     world.run(budget, 1500)
     account = budget.account
     assert account.observed_tokens_per_s == pytest.approx(world.best(), rel=0.12)
-    assert account.error < 0.08
+    assert account.error < 0.1
     assert account.num_nodes > 0
 
 

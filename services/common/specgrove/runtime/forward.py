@@ -92,6 +92,11 @@ class PackedForward:
             logits = self._loaded.logits(packed.token_ids, packed.positions, packed.wanted, packed.step)
         return RowOutputs(logits, torch.stack(parts, dim=1))
 
+    def wait(self) -> None:
+        """Until the device has done what was asked of it: for those who time it."""
+        if self._loaded.device.type == "cuda":
+            torch.cuda.synchronize(self._loaded.device)
+
     def _pack(self, batch: Sequence[SequenceRows]) -> _Packed:
         for rows in batch:
             self._cache.reserve(rows.seq, len(rows.token_ids))

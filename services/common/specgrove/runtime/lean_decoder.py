@@ -1,8 +1,8 @@
 """A decoder that runs Llama-shaped models in as few operators as they need: a layer is 4 products and 15 small ones.
 
 `transformers` runs the same layer in about 60 operators and a dozen Python frames, which on a CPU costs more time than
-the matrix products of a 135M model (README). The weights are those of the loaded model, nothing is copied; norms,
-rotation and attention are written out here, and `probe.py` compares them with the model's own at load time.
+the matrix products of a 135M model (README). The weights are those of the loaded model; norms, rotation and attention
+are written out here, and `probe.py` compares them with the model's own when it is loaded.
 
 Several models of one shape run as one: their rows are a leading dimension, their heads lie side by side in one cache,
 and everything but the matrix products happens once for all.
@@ -155,6 +155,8 @@ def _shape(model: Any) -> tuple[object, ...] | None:
         return None
     return (
         config.model_type,
+        getattr(config, "attention_bias", False),
+        getattr(config, "mlp_bias", False),
         config.hidden_size,
         config.intermediate_size,
         config.num_hidden_layers,

@@ -168,13 +168,15 @@ def load_model(
 def stack(models: Sequence[LoadedModel]) -> LoadedModel | None:
     """Models of one shape and one draft vocabulary as one that runs them all in one forward; None for others.
 
-    Weights are shared with `models`, heads included: replace those first.
+    Packed weights and heads are shared with `models` (replace heads first); others are laid side by side in a copy.
     """
     first = models[0]
-    decoder = LeanDecoder.of([loaded.model for loaded in models])
-    if decoder is None or len({(str(loaded.device), loaded.weights) for loaded in models}) > 1:
+    if len({(str(loaded.device), loaded.weights) for loaded in models}) > 1:
         return None
     if not all(_same_vocab(first.draft_vocab, loaded.draft_vocab) for loaded in models):
+        return None
+    decoder = LeanDecoder.of([loaded.model for loaded in models])
+    if decoder is None:
         return None
     shape = replace(first.kv_shape, num_kv_heads=len(models) * first.kv_shape.num_kv_heads)
     return replace(first, decoder=decoder, kv_shape=shape, source="+".join(loaded.source for loaded in models))

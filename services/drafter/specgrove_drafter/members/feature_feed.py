@@ -35,7 +35,7 @@ class _Fed:
 class FeatureFeed:
     """The maps of one SSM at work. `sent` is what the drafter as a whole asks for; owned by the engine's thread.
 
-    `pack` keeps the maps as the SSM's own matrices are kept (`LoadedModel.pack`).
+    `pack` keeps the maps as packed matrices; without it they stay as they are.
     """
 
     def __init__(

@@ -77,11 +77,19 @@ def rank_children(
         for index, children in zip(members, ranked, strict=True):
             best[index] = children
     for params, members in _by_sampling(rows, own_law).items():
-        law_ids, laws = sparse_laws(ERROR_SCALE * log_probs[members], params)
+        law_ids, laws = sparse_laws(_own_law(by_model[members], [rows[i] for i in members], other_id), params)
         ranked = _to_children(law_ids[:, :num_children], laws[:, :num_children])
         for index, children in zip(members, ranked, strict=True):
             best[index] = children
     return _named(best, to_target, own_log_probs)
+
+
+def _own_law(logits: torch.Tensor, rows: Sequence[LawRow], other_id: int | None) -> torch.Tensor:
+    """float32 [N, V] from [N, K, V]: log probabilities at temperature 1, nothing but the models' own (mean) law."""
+    law = _mean_law(logits.log_softmax(dim=-1), rows)
+    if other_id is not None:
+        law[:, other_id] = float("-inf")
+    return law
 
 
 def _target_ids(ids: torch.Tensor, to_target: torch.Tensor | None) -> torch.Tensor:

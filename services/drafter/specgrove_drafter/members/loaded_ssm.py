@@ -9,6 +9,7 @@ from pathlib import Path
 
 from specgrove.features import FeatureLayout
 from specgrove.runtime.loading import LoadedModel, load_model, stack
+from specgrove.runtime.packed_linear import PackedLinear
 from specgrove_drafter.members.feature_feed import FeatureFeed, JointFeed
 from specgrove_drafter.members.feature_maps import FeatureMaps
 from specgrove_drafter.metrics import DrafterMetrics
@@ -41,7 +42,9 @@ def load_ssm(
     if maps.head_rows is not None:
         loaded.replace_head(maps.head_rows)
     count = {} if metrics is None else {"on_fed": partial(metrics.observe_fed_rows, name)}
-    feed = FeatureFeed(maps, sent, device=loaded.device, pack=loaded.pack, **count)
+    # Maps are stored with a scale for each input: int8 products, which want one for each output, would round them anew.
+    pack = None if loaded.pack is None else PackedLinear.from_weight
+    feed = FeatureFeed(maps, sent, device=loaded.device, pack=pack, **count)
     return LoadedSsm(name, loaded, feed, maps.max_distance)
 
 

@@ -21,6 +21,7 @@ from specgrove_drafter.trees.proposal import Proposal, steps_taken
 PRIOR_TRIALS = 24.0  # evidence for equal weights that the first observations have to outweigh
 MAX_TRIALS = 2000.0  # with more, half is forgotten
 _LEAST_LIKELIHOOD = 1e-6
+_TEACHERS = ("naive", "coupled", "greedy")
 
 
 @dataclass(slots=True)
@@ -31,8 +32,13 @@ class Mixing:
     _credits: dict[tuple[str, int], list[float]] = field(default_factory=dict)
 
     def log_weights(self, kind: str | None, depth: int) -> tuple[float, ...]:
-        """Natural logarithms [num_models] for children at `depth`; equal where nothing is known."""
-        credits = self._credits.get((kind or "", min(depth, MAX_CALIBRATED_DEPTH)))
+        """Natural logarithms [num_models] for children at `depth`; equal where nothing is known.
+
+        Sessions of no kind (rule `mss`, where what was drawn says little) take what sampled or greedy ones have taught.
+        """
+        kinds = _TEACHERS if kind is None else (kind,)
+        known = (self._credits.get((name, min(depth, MAX_CALIBRATED_DEPTH))) for name in kinds)
+        credits = next((credits for credits in known if credits), None)
         prior = PRIOR_TRIALS / self.num_models
         trials = [prior + (credits[model] if credits else 0.0) for model in range(self.num_models)]
         total = math.log(sum(trials))
