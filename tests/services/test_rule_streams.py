@@ -68,11 +68,17 @@ def _open(rule: Rule, sampling: SamplingParams = SAMPLED, expansion: tuple[int, 
     )
 
 
-async def test_drafts_under_mss_bring_laws_that_a_verifier_takes(target_folder: Path) -> None:
-    draft = draft_from_proto(await _first_tree(target_folder, _open(Rule.MSS)), max_nodes=9)
+@pytest.mark.parametrize(("is_stacked", "num_root_laws"), [(True, 1), (False, 2)])
+async def test_drafts_under_mss_bring_laws_that_a_verifier_takes(
+    target_folder: Path, is_stacked: bool, num_root_laws: int
+) -> None:
+    """Two SSMs that run as one draw from one law, two that grow trees of their own from two."""
+    message = await _first_tree(target_folder, _open(Rule.MSS), stack_ssms=is_stacked)
+    draft = draft_from_proto(message, max_nodes=9)
     tree = draft.to_tree(PROMPT[-1], vocab_size=VOCAB_SIZE, max_nodes=9, max_depth=4)
     laws = check_laws(tree, draft.laws, vocab_size=VOCAB_SIZE, max_draws=9)
-    assert sum(len(law.token_ids) == 12 for law in laws if law.parent == 0) == 2  # the session's own truncation
+    # The session's own truncation leaves 12 tokens.
+    assert sum(len(law.token_ids) == 12 for law in laws if law.parent == 0) == num_root_laws
     assert sum(len(law.draws) for law in laws) > 5
 
 
