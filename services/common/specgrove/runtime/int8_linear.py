@@ -6,6 +6,8 @@ weight is read once for both. What is rounded is the weight: to 8 bits with one 
 stored that way (`int8_weights.py`) are already.
 
     x = size * (coarse + fine / 254)        coarse, fine: multiples of 1/127 in [-1, 1]
+
+Without VNNI fbgemm adds products of pairs in 16 bits, so activations have 7 bits each there: 1/63 in place of 1/127.
 """
 
 from __future__ import annotations
@@ -17,15 +19,15 @@ from torch import nn
 
 from specgrove.runtime.int8_weights import quantize_rows
 
-_STEPS = 127  # of an activation in [0, 1]
-_ZERO = 128  # fbgemm multiplies unsigned activations with signed weights
+_HAS_VNNI = bool(torch.cpu.get_capabilities().get("avx512_vnni", False))
+_STEPS = 127 if _HAS_VNNI else 63  # of an activation in [0, 1]
+_ZERO = _STEPS + 1  # fbgemm multiplies unsigned activations with signed weights
 _LEAST_SIZE = 1e-12
 
 
 def is_int8_supported() -> bool:
     """Whether this CPU multiplies int8 fast (AVX512 VNNI) and this build of torch has fbgemm's kernels for it."""
-    capabilities = torch.cpu.get_capabilities()
-    return "fbgemm" in torch.backends.quantized.supported_engines and bool(capabilities.get("avx512_vnni", False))
+    return _HAS_VNNI and "fbgemm" in torch.backends.quantized.supported_engines
 
 
 class Int8Linear(nn.Module):
