@@ -73,6 +73,13 @@ def test_drawn_children_teach_nothing() -> None:
     assert weights(mixing) == pytest.approx([0.5, 0.5])
 
 
+def test_sessions_whose_children_are_drawn_take_what_others_have_taught() -> None:
+    mixing = Mixing(2)
+    mixing.learn(GREEDY_JOB, proposal_of({1: (0.9, 0.1)}), [1])
+    assert MSS_JOB.estimate_kind is None
+    assert weights(mixing, MSS_JOB) == weights(mixing) != pytest.approx([0.5, 0.5])
+
+
 def test_nonsense_stays_bounded_and_old_evidence_fades() -> None:
     mixing = Mixing(2)
     for _ in range(int(2 * MAX_TRIALS)):

@@ -19,6 +19,7 @@ from specgrove_drafter.config import DrafterConfig
 from specgrove_drafter.ensemble import Ensemble
 from specgrove_drafter.jobs import Budget, DraftJob
 from specgrove_drafter.members.draft_model import ROOT_ROW, NodeRow
+from specgrove_drafter.members.law import LawRow, rank_children
 from specgrove_drafter.members.loaded_ssm import LoadedSsm, joint_feed, load_ssm, stacked, stacks_of
 from specgrove_drafter.members.runtime_model import RuntimeDraftModel
 from specgrove_drafter.metrics import DrafterMetrics
@@ -95,14 +96,16 @@ def test_children_are_ranked_by_the_weighted_mean_of_the_laws(
             assert together.shares[place] == pytest.approx([law[token] for law in laws], abs=1e-4)
 
 
-@pytest.mark.parametrize("rule", [Rule.MSS, Rule.COUPLED])
-def test_sampled_children_come_from_the_mean_too(folders: tuple[Path, ...], rule: Rule) -> None:
-    group = load_all(folders)[:2]
-    job = replace(fed_job(), sampling=SamplingParams(temperature=0.8, seed=4), rule=rule)
-    [children] = model_of(group).start([job], 20)
-    assert children is not None
-    assert len(set(children.token_ids)) == len(children.token_ids) == len(children.shares)
-    assert sum(math.exp(p) for p in children.log_probs) <= 1.0 + 1e-4
+@pytest.mark.parametrize("rule", [Rule.MSS, Rule.NAIVE])
+def test_what_is_drawn_from_is_the_mean_of_the_laws_after_the_sessions_truncation(rule: Rule) -> None:
+    sampling, weights = SamplingParams(temperature=0.7, top_k=5), torch.tensor([0.8, 0.2])
+    logits = torch.randn(1, 2, 30, generator=torch.Generator().manual_seed(2)) * 3
+    row = LawRow(sampling, 4, rule, tuple(weights.log().tolist()))
+    [children] = rank_children(logits, [row], 30)
+    mean = (weights[:, None] * logits[0].softmax(-1)).sum(0)
+    kept = (mean.topk(5).values.log() / 0.7).softmax(-1)
+    assert list(children.token_ids) == mean.topk(5).indices.tolist()
+    torch.testing.assert_close(torch.tensor(children.log_probs).exp(), kept)
 
 
 def ensemble_of(folders: Sequence[Path], tokenizer: Path, **settings: object) -> tuple[Ensemble, DrafterMetrics]:
