@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -29,7 +30,8 @@ def main(argv: Sequence[str], *, has_gpu: bool | None = None) -> int:
     if options.interpret:
         # Triton reads the variable while it is imported: the interpreter gets a process of its own.
         entry = [sys.executable, "-m", "specgrove_bench.gpu_check.interpreted", str(options.out)]
-        return subprocess.run(["env", "TRITON_INTERPRET=1", *entry], check=False).returncode
+        paths = os.pathsep.join(sys.path)  # the child finds what this process finds, however it was told
+        return subprocess.run(["env", "TRITON_INTERPRET=1", f"PYTHONPATH={paths}", *entry], check=False).returncode
     if not (torch.cuda.is_available() if has_gpu is None else has_gpu):
         print("gpu_check found no NVIDIA GPU; --interpret checks small shapes on the CPU.", file=sys.stderr)
         return CANNOT_RUN
