@@ -51,8 +51,7 @@ It is no chat model of its own. It speaks the target's tokenizer (not copied her
 
 1. {target} wrote {facts.num_documents:,} conversations ({facts.num_tokens:,} tokens);
    {facts.prompts}. Its next-token laws and some of its states were kept.
-2. Layers and embedding were copied from the target's first layers; ridge regressions from their states to the
-   target's final states stand before the target's head.
+2. {_started(settings, facts)}
 3. {_trained(settings, facts)}
 
 ```
@@ -103,6 +102,18 @@ def _fed(shape: SsmShape) -> str:
     return (
         f"* `feature_maps.safetensors`: maps for draft depths 1 to {shape.num_depths}, from the target's states at its "
         "last committed row.\n"
+    )
+
+
+def _started(settings: Settings, facts: CardFacts) -> str:
+    if facts.number == 1 and settings.start_from is not None:
+        return (
+            f"It went on from the weights of an earlier SSM of the same shape, {settings.start_from.name}, which was\n"
+            "   made by this command, too: its own card says how."
+        )
+    return (
+        "Layers and embedding were copied from the target's first layers; ridge regressions from their states to the\n"
+        "   target's final states stand before the target's head."
     )
 
 

@@ -49,6 +49,7 @@ class Settings:
     prompts: Path | None
     eval_prompts: Path | None
     eval_every: int
+    start_from: Path | None
     tokens: int
     slots: int
     document_tokens: int
@@ -90,6 +91,10 @@ class Settings:
             ),
             (is_used and not self.resume, f"--work-dir: {self.work_dir} is not empty; add --resume to continue in it"),
             (self.out.exists() and not self.out.is_dir(), f"--out: {self.out} is a file"),
+            (
+                self.start_from is not None and not self.start_from.is_dir(),
+                f"--start-from: no folder {self.start_from}",
+            ),
             (
                 self.distil_minutes is not None and self.distil_steps is not None,
                 "--distil-minutes and --distil-steps: give one of them",
@@ -161,7 +166,7 @@ class Settings:
     def command(self) -> str:
         """The command line that makes the same SSM, with folders by their names only."""
         words = ["specgrove-tune", "--target", self.name]
-        for flag, value in (("--prompts", self.prompts), ("--eval-prompts", self.eval_prompts)):
+        for flag, value in self._named_paths():
             if value is not None:
                 words += [flag, value.name]
         shown = ["eval_every"] if self.eval_prompts is not None else []
@@ -178,6 +183,13 @@ class Settings:
                 words += [f"--{name.replace('_', '-')}", text]
         words += ["--train-tables"] if self.train_tables else []
         return " ".join([*words, "--work-dir", self.work_dir.name, "--out", self.out.name])
+
+    def _named_paths(self) -> list[tuple[str, Path | None]]:
+        return [
+            ("--prompts", self.prompts),
+            ("--eval-prompts", self.eval_prompts),
+            ("--start-from", self.start_from),
+        ]
 
 
 def _is_device(name: str) -> bool:
@@ -211,6 +223,9 @@ def read_settings(arguments: Sequence[str]) -> Settings:
     add("--prompts", type=Path, help="prompts to answer (.jsonl or one a line); default: the target writes its own")
     add("--eval-prompts", type=Path, help="prompts to measure on after training, answered greedily with 96 tokens")
     add("--eval-every", type=int, default=1, help="use every n-th evaluation prompt (default 1)")
+    add(
+        "--start-from", type=Path, help="an SSM of the same shape that this command made: the first SSM goes on from it"
+    )
     add("--tokens", type=int, default=1_000_000, help="how much text the target writes (default 1000000)")
     add("--slots", type=int, default=128, help="documents written side by side (default 128)")
     add("--document-tokens", type=int, default=640, help="longest document (default 640)")

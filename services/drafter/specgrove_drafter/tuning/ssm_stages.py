@@ -25,6 +25,7 @@ from specgrove_drafter.tuning.prompts import ChatFrame
 from specgrove_drafter.tuning.settings import Boost, Settings, SsmShape
 from specgrove_drafter.tuning.shards import Document, read_documents
 from specgrove_drafter.tuning.ssm import build_ssm, fit_batches, fit_head, head_weight
+from specgrove_drafter.tuning.start import fingerprint, start_from
 from specgrove_drafter.tuning.vocabulary import DraftVocabulary, choose_vocabulary
 
 KEEP_EVERY_S = 480.0
@@ -104,6 +105,9 @@ class SsmStages:
             # The mean starts where the pool stands, and the first step already leads away from it.
             ssm.load_state_dict(self._laws[-1].state_dict())
             self._say("fit", "starts from the weights of the SSM before it")
+        elif self._started_from is not None:
+            start_from(ssm, self._started_from, self.corpus.vocabulary)
+            self._say("fit", f"goes on from {self._started_from}; held out: {self._measure(ssm)}")
         else:
             self._fit(ssm)
         self._distil(task, path)
@@ -143,6 +147,10 @@ class SsmStages:
         """Whether an SSM whose law counts in this one's loss has the same shape, so that its weights fit."""
         shapes = [replace(shape, distil_minutes=None) for shape in self.settings.shapes[: self.number]]
         return bool(self._laws) and shapes[-1] == shapes[-2]
+
+    @property
+    def _started_from(self) -> Path | None:
+        return self.settings.start_from if self.number == 1 else None
 
     @property
     def _laws(self) -> tuple[Any, ...]:
@@ -235,6 +243,7 @@ class SsmStages:
             corpus.vocabulary.size,
             len(corpus.train),
             corpus.num_train_tokens,
+            *(() if self._started_from is None else (fingerprint(self._started_from),)),
         )
         return "/".join(map(str, (self.target.fingerprint, *made_from)))
 
