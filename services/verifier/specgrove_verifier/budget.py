@@ -2,8 +2,9 @@
 
     tokens per second (n nodes each, S sessions) = S * (1 + accepted(n)) / (T(S * (1 + n)) + draft wait if n > 0)
 
-T is the verifier's own cost curve (`cost_curve.py`), accepted(n) what trees have come to lately
-(`acceptance_curve.py`); n = 0 is speculation off. `fixed` grants the limits always (for tests and comparisons).
+T is the verifier's own cost curve (`cost_curve.py`), accepted(n) what such grants have come to lately
+(`acceptance_curve.py`, which also says how many of the n nodes come at all); n = 0 is speculation off. `fixed` grants
+the limits always (for tests and comparisons).
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class FixedBudget:
     def grant(self, num_sessions: int, draft_wait_s: float, room: int = MAX_NODES) -> DraftBudget:
         return DraftBudget(min(self.limits.max_nodes, room), self.limits.max_depth)
 
-    def observe_tree(self, num_nodes: int, accepted_nodes: Sequence[int]) -> None:
+    def observe_answer(self, granted_nodes: int, num_nodes: int, accepted_nodes: Sequence[int]) -> None:
         pass
 
     def observe_step(self, rows: int, seconds: float) -> None:
@@ -89,9 +90,10 @@ class MeasuredBudget:
         self.account.begin(outlooks[nodes], num_sessions)
         return DraftBudget(nodes, self.limits.max_depth) if nodes else NO_DRAFT
 
-    def observe_tree(self, num_nodes: int, accepted_nodes: Sequence[int]) -> None:
-        """A verified tree of `num_nodes` draft nodes had `accepted_nodes` (numbered from 1) accepted."""
-        self._acceptance.observe(num_nodes, accepted_nodes)
+    def observe_answer(self, granted_nodes: int, num_nodes: int, accepted_nodes: Sequence[int]) -> None:
+        """Drafters answered a grant of `granted_nodes` with a tree of `num_nodes` draft nodes (0: they had nothing to
+        propose), of which the target accepted `accepted_nodes` (numbered from 1)."""
+        self._acceptance.observe(granted_nodes, num_nodes, accepted_nodes)
 
     def observe_step(self, rows: int, seconds: float) -> None:
         if self._was_exploring:  # cheaper than the curve had it: so much more can be looked at
@@ -103,7 +105,8 @@ class MeasuredBudget:
         self.account.add(num_tokens)
 
     def _outlook(self, nodes: int, num_sessions: int, draft_wait_s: float) -> Outlook:
-        seconds = self._curve.seconds(num_sessions * (1 + nodes)) + (draft_wait_s if nodes else 0.0)
+        num_rows = num_sessions * (1.0 + self._acceptance.expected_nodes(nodes))
+        seconds = self._curve.seconds(num_rows) + (draft_wait_s if nodes else 0.0)
         return Outlook(nodes, num_sessions * (1 + self._acceptance.expected(nodes)), seconds)
 
     def _decide(self, outlooks: dict[int, Outlook]) -> int:

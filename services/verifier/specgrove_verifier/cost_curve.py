@@ -72,7 +72,8 @@ class CostCurve:
         """Seconds by rows, as they stand now."""
         return {rows: self._scale * seconds for rows, seconds in zip(self._rows, self._seconds, strict=True)}
 
-    def seconds(self, rows: int) -> float:
+    def seconds(self, rows: float) -> float:
+        """Of a step of `rows` rows; a mean over steps need not be whole."""
         return self._scale * sum(share * self._seconds[place] for place, share in self._weights(rows))
 
     def observe(self, rows: int, seconds: float) -> None:
@@ -86,7 +87,7 @@ class CostCurve:
                 here = self._seconds[place]
                 self._seconds[:place] = [min(seconds, here) for seconds in self._seconds[:place]]
 
-    def _weights(self, rows: int) -> list[tuple[int, float]]:
+    def _weights(self, rows: float) -> list[tuple[int, float]]:
         """The measured points next to `rows` and the share of each."""
         place = bisect_left(self._rows, rows)
         if place == 0:

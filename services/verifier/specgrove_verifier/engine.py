@@ -199,8 +199,8 @@ class Engine:
             num_accepted=len(accepted_nodes),
             num_committed=len(kept),
         )
-        if tree is not None:
-            self._budget.observe_tree(num_nodes, accepted_nodes)
+        if tree is not None or generation.mailbox.came_empty:
+            self._budget.observe_answer(generation.mailbox.budget.max_nodes, num_nodes, accepted_nodes)
         self._budget.observe_tokens(len(kept))
         self._metrics.record_commit(num_nodes, len(accepted_nodes), len(kept), generation.rule)
 

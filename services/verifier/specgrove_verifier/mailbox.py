@@ -69,6 +69,7 @@ class DraftMailbox:
         self._needs_laws = needs_laws
         self._taken_laws: tuple[ChildLaw, ...] = ()
         self._taken_from: tuple[int, ...] = ()
+        self._came_empty = False
         self._base: Base | None = None
         self._budget = NO_DRAFT
         self._asked: frozenset[int] = frozenset()
@@ -92,6 +93,11 @@ class DraftMailbox:
     def taken_from(self) -> tuple[int, ...]:
         """Whose the tree is that `take` has given out last: the i-th drafter has its members' bits from bit 32 i on."""
         return self._taken_from
+
+    @property
+    def came_empty(self) -> bool:
+        """Whether `take` found answers last, and none of them proposed anything."""
+        return self._came_empty
 
     def expect(self, base: Base, budget: DraftBudget, drafters: frozenset[int]) -> None:
         """From now on only drafts under `base` by `drafters` count; what lies here is dropped."""
@@ -154,7 +160,8 @@ class DraftMailbox:
         self._taken_laws = ()
         self._drafts.clear()
         self._asked = frozenset()
-        if not drafts:
+        self._came_empty = bool(drafts) and not any(tree.num_draft_nodes for tree, _ in drafts)
+        if not drafts or self._came_empty:
             return None
         merged = drafts[0][0]
         if self._needs_laws:
@@ -162,7 +169,7 @@ class DraftMailbox:
         elif len(drafts) > 1:
             trees = [tree for tree, _ in drafts]
             merged = merge(trees).truncated(max_draft_nodes=budget.max_nodes, max_depth=budget.max_depth)
-        return merged if merged.num_draft_nodes else None
+        return merged
 
     def _check_laws(self, tree: TokenTree, draft: Draft) -> tuple[ChildLaw, ...]:
         """The draft's laws where they are needed (`InvalidInput` when they do not fit), none elsewhere."""

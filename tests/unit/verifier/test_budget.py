@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from specgrove_verifier.acceptance_curve import AcceptanceCurve
 from specgrove_verifier.budget import FixedBudget, MeasuredBudget
 from specgrove_verifier.cost_curve import CostCurve, CurveStore
 from specgrove_verifier.mailbox import NO_DRAFT, DraftBudget
@@ -33,11 +34,30 @@ def test_rejected_trees_shrink_the_grant_and_accepted_ones_bring_it_back() -> No
     budget = MeasuredBudget(LIMITS, CostCurve([(1, 0.030), (8, 0.045), (64, 0.3)]))
     assert budget.grant(1, 0.005).max_nodes > 0
     for _ in range(400):
-        budget.observe_tree(8, [])
+        budget.observe_answer(8, 8, [])
     assert budget.grant(1, 0.005) == NO_DRAFT
     for _ in range(400):
-        budget.observe_tree(8, [1, 2])
+        budget.observe_answer(8, 8, [1, 2])
     assert budget.grant(1, 0.005).max_nodes > 0
+
+
+def test_answers_without_a_tree_count_against_speculation() -> None:
+    """A drafter that has something to say in every tenth step only is right then, and still not worth its wait."""
+    budget = MeasuredBudget(LIMITS, CostCurve([(1, 0.030), (8, 0.045), (64, 0.3)]))
+    for step in range(600):
+        budget.observe_answer(8, *((8, [1, 2, 3]) if step % 10 == 0 else (0, [])))
+    assert budget.grant(1, 0.012) == NO_DRAFT
+    assert budget.grant(1, 0.0).max_nodes > 0, "an empty answer costs no rows"
+
+
+def test_a_grant_is_expected_to_bring_as_many_nodes_as_came_lately() -> None:
+    curve = AcceptanceCurve()
+    assert curve.expected_nodes(8) == 8
+    for step in range(1200):
+        curve.observe(8, *((4, [1]) if step % 2 else (2, [1])))
+    assert curve.expected_nodes(2) == pytest.approx(2.0)
+    assert curve.expected_nodes(8) == pytest.approx(3.0, abs=0.2)
+    assert curve.expected(8) == pytest.approx(1.0, abs=0.1)
 
 
 def test_while_it_is_off_trees_are_tried_now_and_then_at_little_cost() -> None:
@@ -67,7 +87,7 @@ def test_a_curve_measured_in_a_bad_moment_heals_and_trees_come_back() -> None:
         granted.append(nodes)
         budget.observe_step(1 + nodes, truth.seconds(1 + nodes))
         if nodes:
-            budget.observe_tree(nodes, [1])
+            budget.observe_answer(nodes, nodes, [1])
     assert sum(granted[:50]) < 50
     assert all(nodes > 0 for nodes in granted[-500:])
 
@@ -81,7 +101,7 @@ def test_the_curve_takes_the_least_of_its_measurements_and_never_falls() -> None
 
 def test_a_fixed_budget_is_the_limits_whatever_it_costs() -> None:
     budget = FixedBudget(LIMITS)
-    budget.observe_tree(8, [])
+    budget.observe_answer(8, 8, [])
     assert budget.grant(64, 10.0) == LIMITS
 
 

@@ -56,7 +56,7 @@ class World:
             for _ in range(self.num_sessions):
                 accepted = [n for n in range(1, nodes + 1) if self.random.random() < self.rates[n - 1]]
                 if nodes:
-                    budget.observe_tree(nodes, accepted)
+                    budget.observe_answer(nodes, nodes, accepted)
                 budget.observe_tokens(1 + len(accepted))
         return granted
 

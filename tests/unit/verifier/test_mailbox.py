@@ -120,6 +120,20 @@ def test_without_a_budget_nothing_is_wanted_or_missing() -> None:
     assert mailbox.offer(A, _draft()) is DraftOutcome.UNWANTED
 
 
+def test_answers_that_propose_nothing_are_told_from_silence(mailbox: DraftMailbox) -> None:
+    assert mailbox.take() is None
+    assert not mailbox.came_empty
+    mailbox.expect(BASE, DraftBudget(4, 3), frozenset({A, B}))
+    mailbox.offer(A, _draft((), ()))
+    assert mailbox.take() is None
+    assert mailbox.came_empty
+    mailbox.expect(BASE, DraftBudget(4, 3), frozenset({A, B}))
+    mailbox.offer(A, _draft((), ()))
+    mailbox.offer(B, _draft())
+    assert mailbox.take() is not None
+    assert not mailbox.came_empty
+
+
 def test_an_empty_tree_is_an_answer_and_no_tree(mailbox: DraftMailbox) -> None:
     mailbox.offer(A, _draft((), ()))
     assert mailbox.missing() == {B}
