@@ -18,6 +18,7 @@ from specgrove.runtime.loading import LoadedModel
 from specgrove.sampling.rules import Rule
 from specgrove.telemetry import CollectorRegistry
 from specgrove.text import Tokenizer
+from specgrove_verifier.account import Pacing
 from specgrove_verifier.admission import Admission, TargetFacts
 from specgrove_verifier.budget import Budget, FixedBudget, MeasuredBudget
 from specgrove_verifier.config import VerifierConfig
@@ -124,7 +125,7 @@ def build_engine(
     if config.budget == "measured" and config.max_nodes > 0:
         curve = curve_of(config, loaded, forward, cache)
         _log.info("cost of a step", extra={"ms_by_rows": {rows: round(1e3 * s, 1) for rows, s in curve.points.items()}})
-        budget = MeasuredBudget(limits, curve)
+        budget = MeasuredBudget(limits, curve, pacings=(Pacing.TOGETHER,))
         metrics.watch_budget(budget.account)
     return Engine(
         forward,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from specgrove.sampling.rules import Rule
 from specgrove.telemetry import CollectorRegistry, Counter, Gauge, Histogram
-from specgrove_verifier.budget import Account
+from specgrove_verifier.account import Account
 from specgrove_verifier.mailbox import DraftOutcome
 from specgrove_verifier.member_metrics import MemberMetrics
 

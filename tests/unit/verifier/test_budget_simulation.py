@@ -8,7 +8,8 @@ from random import Random
 
 import pytest
 
-from specgrove_verifier.budget import MeasuredBudget
+from specgrove_verifier.account import Pacing
+from specgrove_verifier.budget import MeasuredBudget, turn_size
 from specgrove_verifier.cost_curve import MEASURED_ROWS, CostCurve
 from specgrove_verifier.mailbox import DraftBudget
 
@@ -68,6 +69,7 @@ class World:
 # Seconds by rows.
 CPU = {1: 0.034, 6: 0.046, 12: 0.057, 64: 0.19}
 GPU = {1: 0.020, 64: 0.021, 256: 0.030, 1024: 0.08}
+LARGE = {1: 0.030, 32: 0.034, 256: 0.12, 1024: 0.45}
 STEEP = {1: 0.010, 2: 0.020, 1024: 10.24}
 
 
@@ -128,3 +130,90 @@ def test_an_error_is_seen_where_it_does_not() -> None:
         world.run(budget, 1)
         world.now_s += 0.05
     assert budget.account.error > 0.4
+
+
+@dataclass
+class PacedWorld:
+    """As `World`, for sessions that may go in turns; `contention` is what drafts on the same cores add to a turn."""
+
+    draft_s: float
+    contention: float = 1.0
+    num_sessions: int = 8
+    rates: tuple[float, ...] = GENEROUS
+    now_s: float = 0.0
+    random: Random = field(default_factory=lambda: Random(1))
+
+    def __post_init__(self) -> None:
+        self.truth = CostCurve(list(LARGE.items()))
+
+    def turn(self, nodes: int, pacing: Pacing) -> tuple[int, float]:
+        """Sessions in a step, and the seconds from one step to the next."""
+        if not nodes or pacing is Pacing.TOGETHER or self.num_sessions == 1:
+            wait_s = self.draft_s if nodes else 0.0
+            return self.num_sessions, self.truth.seconds(self.num_sessions * (1 + nodes)) + wait_s
+        size = turn_size(self.num_sessions)
+        step_s = self.truth.seconds(size * (1 + nodes))
+        return size, self.contention * max(step_s, (step_s + self.draft_s) / 2)
+
+    def rate(self, nodes: int, pacing: Pacing) -> float:
+        size, seconds = self.turn(nodes, pacing)
+        return size * (1 + sum(self.rates[:nodes])) / seconds
+
+    def best(self) -> float:
+        return max(self.rate(nodes, pacing) for nodes in range(LIMITS.max_nodes + 1) for pacing in Pacing)
+
+    def run(self, budget: MeasuredBudget, steps: int) -> list[tuple[int, Pacing]]:
+        """The grants and pacings of so many steps."""
+        chosen = []
+        coming = (0, Pacing.TOGETHER)
+        for _ in range(steps):
+            (nodes, pacing), coming = coming, (budget.grant(self.num_sessions, self.draft_s).max_nodes, budget.pacing)
+            chosen.append((nodes, pacing))
+            size, seconds = self.turn(nodes, pacing)
+            self.now_s += seconds
+            budget.observe_step(size * (1 + nodes), self.truth.seconds(size * (1 + nodes)))
+            for _ in range(size):
+                accepted = [n for n in range(1, nodes + 1) if self.random.random() < self.rates[n - 1]]
+                if nodes:
+                    budget.observe_answer(nodes, nodes, accepted)
+                budget.observe_tokens(1 + len(accepted))
+        return chosen
+
+    def budget(self, pacings: tuple[Pacing, ...] = tuple(Pacing)) -> MeasuredBudget:
+        curve = CostCurve([(rows, self.truth.seconds(rows)) for rows in MEASURED_ROWS])
+        return MeasuredBudget(LIMITS, curve, clock=lambda: self.now_s, pacings=pacings)
+
+
+@pytest.mark.parametrize("num_sessions", [1, 2, 8, 32])
+@pytest.mark.parametrize("contention", [1.0, 1.25, 2.5])
+@pytest.mark.parametrize("draft_s", [0.002, 0.04, 0.12])
+def test_the_pacing_comes_within_five_per_cent_of_the_best(
+    draft_s: float, contention: float, num_sessions: int
+) -> None:
+    world = PacedWorld(draft_s, contention if num_sessions > 1 else 1.0, num_sessions)
+    budget = world.budget()
+    world.run(budget, 1200)
+    chosen = world.run(budget, 400)
+    turns = [world.turn(nodes, pacing) for nodes, pacing in chosen]
+    num_tokens = sum(size * (1 + sum(GENEROUS[:nodes])) for (size, _), (nodes, _) in zip(turns, chosen, strict=True))
+    assert num_tokens / sum(seconds for _, seconds in turns) > 0.95 * world.best()
+
+
+def test_sessions_go_in_turns_where_drafts_take_as_long_as_half_a_step() -> None:
+    world = PacedWorld(0.04)
+    budget = world.budget()
+    world.run(budget, 300)
+    assert sum(pacing is Pacing.IN_TURNS for _, pacing in world.run(budget, 100)) > 80
+
+
+def test_sessions_stay_together_where_drafts_slow_the_steps_beside_them() -> None:
+    world = PacedWorld(0.04, contention=2.5)
+    budget = world.budget()
+    world.run(budget, 600)
+    assert sum(pacing is Pacing.TOGETHER for _, pacing in world.run(budget, 200)) > 180
+
+
+def test_a_pacing_that_is_set_is_kept() -> None:
+    for pacing in Pacing:
+        world = PacedWorld(0.02)
+        assert {chosen for nodes, chosen in world.run(world.budget((pacing,)), 300)[3:] if nodes} == {pacing}

@@ -1,0 +1,110 @@
+"""What was expected of grants beside what they brought: the budget controller's books."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+_ERROR_WEIGHT = 0.01
+_SLOWDOWN_WEIGHT = 0.05
+_MOST_RATIO = 3.0  # a cycle that takes longer than so many times what was said had a pause in it
+_LEAST_SLOWDOWN, _MOST_SLOWDOWN = 0.5, 3.0
+
+
+class Pacing(StrEnum):
+    """Which sessions a step takes."""
+
+    TOGETHER = "together"  # all of them; their drafts are waited for
+    IN_TURNS = "in_turns"  # those whose drafts are in, half of them at most: the others' drafts are made meanwhile
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What the controller decides on; 0 nodes is plain decoding."""
+
+    num_nodes: int = 0
+    pacing: Pacing = Pacing.TOGETHER
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What a step under a plan is expected to bring."""
+
+    plan: Plan = Plan()
+    num_tokens: float = 0.0  # over all sessions of the step
+    seconds: float = 0.0
+
+    @property
+    def num_nodes(self) -> int:
+        return self.plan.num_nodes
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.num_tokens / self.seconds if self.seconds else 0.0
+
+
+class Account:
+    """Expected and observed tokens and seconds, as moving means; and by how much each pacing takes longer than said."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._outlook = Outlook()
+        self._plan_before: Plan | None = None  # of the grant before: its trees run in the cycle of the present one
+        self._num_sessions = 0
+        self._began_s = 0.0
+        self._num_tokens = 0
+        self._means: tuple[float, ...] | None = None  # expected tokens and seconds, observed tokens and seconds
+        self._slowdown = dict.fromkeys(Pacing, 1.0)
+
+    @property
+    def num_nodes(self) -> int:
+        """The grant in force."""
+        return self._outlook.num_nodes
+
+    @property
+    def pacing(self) -> Pacing:
+        """The pacing in force."""
+        return self._outlook.plan.pacing
+
+    @property
+    def expected_tokens_per_s(self) -> float:
+        return self._means[0] / self._means[1] if self._means else 0.0
+
+    @property
+    def observed_tokens_per_s(self) -> float:
+        return self._means[2] / self._means[3] if self._means else 0.0
+
+    @property
+    def error(self) -> float:
+        """How far expectations were off of late, as a share of what was observed."""
+        observed = self.observed_tokens_per_s
+        return abs(self.expected_tokens_per_s - observed) / observed if observed else 0.0
+
+    def slowdown(self, pacing: Pacing) -> float:
+        """How much longer steps under `pacing` took of late than costs and waits alone say: drafts that are made on the
+        same cores slow the steps beside them, for one."""
+        return self._slowdown[pacing]
+
+    def begin(self, outlook: Outlook, num_sessions: int) -> None:
+        """A grant for `num_sessions` is made: the cycle under the one before is over."""
+        now_s = self._clock()
+        elapsed_s = now_s - self._began_s
+        said = self._outlook
+        is_alike = num_sessions == self._num_sessions and said.plan == self._plan_before
+        if is_alike and self._num_tokens and elapsed_s < _MOST_RATIO * said.seconds:
+            seen = (said.num_tokens, said.seconds, float(self._num_tokens), elapsed_s)
+            means = self._means or seen
+            self._means = tuple(mean + _ERROR_WEIGHT * (value - mean) for mean, value in zip(means, seen, strict=True))
+            if said.num_nodes:
+                self._learn_slowdown(said.plan.pacing, elapsed_s / said.seconds)
+        self._plan_before, self._outlook = said.plan, outlook
+        self._num_sessions, self._began_s, self._num_tokens = num_sessions, now_s, 0
+
+    def add(self, num_tokens: int) -> None:
+        self._num_tokens += num_tokens
+
+    def _learn_slowdown(self, pacing: Pacing, ratio: float) -> None:
+        # What was said has the present slowdown in it already.
+        slowdown = self._slowdown[pacing] * (1.0 + _SLOWDOWN_WEIGHT * (ratio - 1.0))
+        self._slowdown[pacing] = min(max(slowdown, _LEAST_SLOWDOWN), _MOST_SLOWDOWN)
