@@ -120,12 +120,13 @@ def build_engine(
     cache = loaded.new_cache(max_tokens=config.kv_tokens, block_size=config.block_size)
     forward = PackedForward(loaded, cache)
     limits = DraftBudget(config.max_nodes, config.max_depth)
-    budget: Budget = FixedBudget(limits)
+    pacings = tuple(Pacing) if config.pacing == "auto" else (Pacing(config.pacing),)
+    budget: Budget = FixedBudget(limits, pacings[0])
     metrics = EngineMetrics(registry)
     if config.budget == "measured" and config.max_nodes > 0:
         curve = curve_of(config, loaded, forward, cache)
         _log.info("cost of a step", extra={"ms_by_rows": {rows: round(1e3 * s, 1) for rows, s in curve.points.items()}})
-        budget = MeasuredBudget(limits, curve, pacings=(Pacing.TOGETHER,))
+        budget = MeasuredBudget(limits, curve, pacings=pacings)
         metrics.watch_budget(budget.account)
     return Engine(
         forward,

@@ -37,6 +37,9 @@ class VerifierConfig:
     max_nodes: int = setting(8, minimum=0, maximum=512, help="draft nodes of a tree, root not counted; 0 = off")
     max_depth: int = setting(5, minimum=1, maximum=64, help="depth of a tree")
     budget: Literal["measured", "fixed"] = setting("measured", help="draft nodes by measured cost, or always the limit")
+    pacing: Literal["auto", "together", "in_turns"] = setting(
+        "auto", help="steps of all sessions, of half of them while the others' drafts are made, or by measured rate"
+    )
     cost_cache: str = setting(
         "auto", help="folder where measured step costs are kept; auto = in the user's cache, empty = nowhere"
     )

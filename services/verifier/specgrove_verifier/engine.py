@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from specgrove.draft import Draft
 from specgrove.errors import SpecgroveError
@@ -119,9 +119,10 @@ class Engine:
                 if not self._generations:
                     self._inbox.wait(None)
                     continue
-                if self._waiting.sleep_if_worth_it():
+                left_out = self._waiting.next_turn(self._budget.pacing)
+                if left_out is None:
                     continue
-                self.step()
+                self.step(left_out)
                 failed = 0
             except Exception as error:
                 failed += 1
@@ -133,15 +134,16 @@ class Engine:
                     return
         self._fail_all(SpecgroveError("the verifier is shutting down"))
 
-    def step(self) -> None:
-        """One step: schedule, run, commit."""
+    def step(self, left_out: Collection[int] = ()) -> None:
+        """One step: schedule, run, commit. The sessions `left_out` (keys) stay as they are."""
         started = time.monotonic()
-        batch = self._scheduler.compose()
+        batch = self._scheduler.compose(left_out)
         if not batch:
             return
         decoding = [scheduled.generation for scheduled in batch if scheduled.reaches_end]
         if decoding:
-            self._drafting.grant(len(decoding), self._scheduler.max_draft_nodes(len(decoding)))
+            num_decoding = len(decoding) + len(left_out)
+            self._drafting.grant(num_decoding, self._scheduler.max_draft_nodes(num_decoding))
         wanted_layers = self._drafting.feature_layers(decoding)
         outputs = self._features.run(self._forward, [scheduled.rows() for scheduled in batch], wanted_layers)
         self._forward.wait()

@@ -95,6 +95,11 @@ class DraftMailbox:
         return self._taken_from
 
     @property
+    def has_draft(self) -> bool:
+        """Whether an answer lies here."""
+        return bool(self._drafts)
+
+    @property
     def came_empty(self) -> bool:
         """Whether `take` found answers last, and none of them proposed anything."""
         return self._came_empty

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from specgrove.sampling.rules import Rule
 from specgrove.telemetry import CollectorRegistry, Counter, Gauge, Histogram
-from specgrove_verifier.account import Account
+from specgrove_verifier.account import Account, Pacing
 from specgrove_verifier.mailbox import DraftOutcome
 from specgrove_verifier.member_metrics import MemberMetrics
 
@@ -70,6 +70,9 @@ class EngineMetrics:
         self._kv_usage = Gauge("specgrove:kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1", registry=registry)
         self._drafters = Gauge("specgrove:num_drafters", "Drafters attached", registry=registry)
         self._budget_nodes = Gauge("specgrove:budget_nodes", "Draft nodes granted to each session", registry=registry)
+        self._in_turns = Gauge(
+            "specgrove:budget_in_turns", "1 while sessions are verified in turns, 0 while together", registry=registry
+        )
         self._expected_rate = Gauge(
             "specgrove:budget_expected_tokens_per_second", "Committed tokens expected of such grants", registry=registry
         )
@@ -83,6 +86,7 @@ class EngineMetrics:
     def watch_budget(self, account: Account) -> None:
         """Let what the budget controller expected, and what came of it, be seen."""
         self._budget_nodes.set_function(lambda: float(account.num_nodes))
+        self._in_turns.set_function(lambda: float(account.pacing is Pacing.IN_TURNS))
         self._expected_rate.set_function(lambda: account.expected_tokens_per_s)
         self._observed_rate.set_function(lambda: account.observed_tokens_per_s)
         self._budget_error.set_function(lambda: account.error)

@@ -11,6 +11,7 @@ draft nodes may not take the last of it from a prompt that waits.
 from __future__ import annotations
 
 from bisect import insort
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from specgrove.draft import ChildLaw
@@ -93,13 +94,15 @@ class Scheduler:
         """How large the trees of so many sessions may be if all of them are to fit one step."""
         return self._max_step_rows // num_decoding - 1
 
-    def compose(self) -> list[Scheduled]:
-        """The rows of the coming step; their slots are reserved. Takes the trees out of the mailboxes."""
+    def compose(self, left_out: Collection[int] = ()) -> list[Scheduled]:
+        """The rows of the coming step; their slots are reserved. Takes the trees out of the mailboxes, but for the
+        generations `left_out` (keys), which get no rows."""
         self._admit()
         step: list[Scheduled] = []
         decoding = [generation for generation in self.running if generation.is_decoding]
+        decoding = [generation for generation in decoding if generation.key not in left_out]
         for_drafts = self._max_step_rows - len(decoding)
-        if len(decoding) < len(self.running):
+        if any(not generation.is_decoding for generation in self.running):
             for_drafts -= self._max_step_rows // _PREFILL_SHARE
         room = self._max_step_rows
         for generation in decoding:

@@ -1,10 +1,17 @@
-"""Whether the engine sleeps until drafts come, or runs a step without them."""
+"""Whether the engine sleeps until drafts come, runs a step without them, or one of those sessions whose drafts are in.
+
+together   draft A B ──▶ verify A B ──▶ draft A B ──▶ ...     a step takes all; who misses the deadline goes plainly
+in turns   draft A   ──▶ verify A   ──▶ verify B  ──▶ ...     half of the sessions at most; those that still wait
+                         draft B        draft A               are held back
+"""
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass
 
+from specgrove_verifier.account import Pacing
+from specgrove_verifier.budget import turn_size
 from specgrove_verifier.drafter_pool import DrafterPool
 from specgrove_verifier.drafting import Drafting
 from specgrove_verifier.generation import Generation
@@ -45,18 +52,23 @@ class DraftWaiting:
         self._inbox = inbox
         self._metrics = metrics
 
-    def sleep_if_worth_it(self) -> bool:
-        """Sleep if every session that could run has a draft coming that is worth it; True when the inbox has news."""
+    def next_turn(self, pacing: Pacing) -> frozenset[int] | None:
+        """The keys of the sessions that the coming step leaves out; None after a sleep: the inbox may have news."""
         now = time.monotonic()
-        earliest: float | None = None
-        for generation in self._scheduler.running:
-            deadline = self._deadline_s(generation, now)
-            if deadline is not None:
-                earliest = deadline if earliest is None else min(earliest, deadline)
-        if earliest is None or self._scheduler.is_step_full():
-            return False
-        self._inbox.wait(earliest - now)
-        return True
+        running = self._scheduler.running
+        deadlines = {generation.key: self._deadline_s(generation, now) for generation in running}
+        awaiting = {key: deadline for key, deadline in deadlines.items() if deadline is not None}
+        if not awaiting and pacing is Pacing.TOGETHER:
+            return frozenset()
+        drafted = [one for one in running if one.mailbox.has_draft and one.key not in awaiting]
+        turn = turn_size(len(drafted) + len(awaiting))
+        if pacing is Pacing.IN_TURNS and (len(drafted) >= turn or len(drafted) + len(awaiting) < len(running)):
+            later = sorted(drafted, key=lambda generation: generation.committed_s)[turn:]  # who ran last
+            return frozenset(awaiting) | {generation.key for generation in later}
+        if not awaiting or self._scheduler.is_step_full():
+            return frozenset()
+        self._inbox.wait(min(awaiting.values()) - now)
+        return None
 
     def _deadline_s(self, generation: Generation, now: float) -> float | None:
         """Until when `generation` waits for its drafts; None when it does not. Notes who has missed it."""
