@@ -108,7 +108,7 @@ async def test_what_does_not_fit_the_queue_is_refused_with_a_time_to_come_back(t
         gate = threading.Event()
         verifier.service._engine._inbox.command(lambda: gate.wait(60) and None)  # nothing may end while we look
         calls = [verifier.stub.Generate(request_message([5], 240, session_id=f"s{n}"), timeout=60) for n in range(2)]
-        await verifier.until(lambda: verifier.service._num_open == 2)
+        await verifier.until(lambda: verifier.service._load.num_generations == 2)
         with pytest.raises(AioRpcError) as caught:
             await verifier.generate(request_message([5], 4, session_id="late"))
         assert caught.value.code() is StatusCode.RESOURCE_EXHAUSTED
@@ -116,7 +116,7 @@ async def test_what_does_not_fit_the_queue_is_refused_with_a_time_to_come_back(t
         gate.set()
         for call in calls:
             call.cancel()
-        await verifier.until(lambda: verifier.service._num_open == 0)
+        await verifier.until(lambda: verifier.service._load.num_generations == 0)
         await verifier.generate(request_message([5], 4, session_id="late"))
 
 

@@ -174,7 +174,7 @@ def test_block_tables_with_holes(cases: dict[str, Case], architecture: str) -> N
             runner.forward.run([runner.chain(text, chunk)])
             runner.commit(text, chunk, range(BLOCK_SIZE))
     runner.cache.release(crowd.pop(1).seq)
-    late = runner.prefilled(random_tokens(random, 30))
+    late = runner.prefilled(random_tokens(random, 59))  # longer than any gap
     assert not late.seq.is_contiguous
     trees = [random_tree(random, 6) for _ in range(3)]
     texts = [*crowd, late]

@@ -24,9 +24,13 @@ BLOCK_SIZE = 4
 class Bench:
     """A scheduler over a real cache, with steps that commit one token for each generation that reaches its end."""
 
-    def __init__(self, *, num_blocks: int, max_step_rows: int = 64, max_sessions: int = 16) -> None:
+    def __init__(
+        self, *, num_blocks: int, max_step_rows: int = 64, max_sessions: int = 16, has_prefix_cache: bool = False
+    ) -> None:
         self.cache = KVCache(KVShape(1, 1, 1, torch.float32), num_blocks=num_blocks, block_size=BLOCK_SIZE)
-        self.scheduler = Scheduler(self.cache, max_sessions=max_sessions, max_step_rows=max_step_rows)
+        self.scheduler = Scheduler(
+            self.cache, max_sessions=max_sessions, max_step_rows=max_step_rows, has_prefix_cache=has_prefix_cache
+        )
         self._keys = count(1)
 
     def add(self, prompt_len: int) -> Generation:
@@ -49,9 +53,9 @@ class Bench:
             self.cache.reserve(scheduled.seq, scheduled.num_rows)  # as the forward does: a no-op by now
             rows = scheduled.rows()
             self.cache.append_rows(rows.seq, rows.parents, rows.positions)
-            self.cache.commit(scheduled.seq, range(scheduled.num_chain))
             if scheduled.reaches_end:
                 scheduled.generation.append([token_id])
+            self.scheduler.keep(scheduled.generation, range(scheduled.num_chain))
         return batch
 
     def draft(self, generation: Generation, paths: Sequence[Sequence[int]]) -> None:
@@ -133,7 +137,7 @@ def test_without_room_the_youngest_gives_its_blocks_back_and_comes_back_later() 
         bench.step()
     assert young.seq is None
     assert bench.scheduler.waiting == [young]
-    assert bench.scheduler.num_preemptions == 1
+    assert bench.scheduler.placements.num_preemptions == 1
     bench.scheduler.remove(old)
     (scheduled,) = bench.step()
     assert scheduled.num_chain == len(young.tokens) - 1  # prompt and output again, before the token of this step
@@ -159,7 +163,7 @@ def test_a_draft_is_given_up_before_anybody_is_preempted() -> None:
     bench.draft(generation, [tuple(range(10, 20))])
     (scheduled,) = bench.step()
     assert scheduled.tree is None
-    assert bench.scheduler.num_preemptions == 0
+    assert bench.scheduler.placements.num_preemptions == 0
 
 
 def test_a_prompt_that_does_not_fit_beside_the_running_ones_waits() -> None:
@@ -171,7 +175,7 @@ def test_a_prompt_that_does_not_fit_beside_the_running_ones_waits() -> None:
     young = bench.add(30)
     for _ in range(6):
         assert _keys(bench.step()) == [old.key]
-    assert bench.scheduler.num_preemptions == 0
+    assert bench.scheduler.placements.num_preemptions == 0
     bench.scheduler.remove(old)
     assert _keys(bench.step()) == [young.key]
 
@@ -181,7 +185,7 @@ def test_two_prompts_that_fit_one_at_a_time_are_not_admitted_together() -> None:
     first, second = bench.add(24), bench.add(24)
     for _ in range(4):
         assert _keys(bench.step()) == [first.key]
-    assert bench.scheduler.num_preemptions == 0
+    assert bench.scheduler.placements.num_preemptions == 0
     assert bench.scheduler.waiting == [second]
 
 
