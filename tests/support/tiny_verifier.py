@@ -43,6 +43,7 @@ def request_message(
     is_speculative: bool = True,
     rule: int = 0,
     expansion: Sequence[int] = (),
+    priority: int = 0,
     **stop: Any,
 ) -> verifier_pb2.VerifierGenerateRequest:
     return verifier_pb2.VerifierGenerateRequest(
@@ -59,6 +60,7 @@ def request_message(
             expansion=expansion,
         ),
         model=model,
+        priority=priority,
     )
 
 

@@ -71,7 +71,10 @@ class EngineMetrics:
         self._waiting = Gauge("specgrove:num_requests_waiting", "Generations waiting", registry=registry)
         self.cache = CacheMetrics(registry)
         self._rejections = Counter(
-            "specgrove:admission_rejections", "Generations refused for the load, by reason", ["reason"], registry=registry
+            "specgrove:admission_rejections",
+            "Generations refused for the load, by reason",
+            ["reason"],
+            registry=registry,
         )
         self._drafters = Gauge("specgrove:num_drafters", "Drafters attached", registry=registry)
         self._budget_nodes = Gauge("specgrove:budget_nodes", "Draft nodes granted to each session", registry=registry)

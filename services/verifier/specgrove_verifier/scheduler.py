@@ -72,14 +72,14 @@ class Scheduler:
         *,
         max_sessions: int,
         max_step_rows: int,
-        ranking: Ranking = Ranking(),
+        ranking: Ranking | None = None,
         has_prefix_cache: bool = True,
     ) -> None:
         self._cache = cache
         # Each session has a row in every step, and the prompts' share stays free of them.
         self._max_sessions = min(max_sessions, max_step_rows - max_step_rows // _PREFILL_SHARE)
         self._max_step_rows = max_step_rows
-        self._rank = ranking.rank
+        self._rank = (ranking if ranking is not None else Ranking()).rank
         self._has_prefix_cache = has_prefix_cache
         self.waiting: list[Generation] = []  # by rank
         self.running: list[Generation] = []  # the same

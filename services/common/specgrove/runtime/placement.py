@@ -1,12 +1,12 @@
 """Which block is handed out next, and whether a cached prefix is read where it lies.
 
-    CPU: attention reads a run of blocks as a view and must copy scattered ones in every layer of every step
+CPU: attention reads a run of blocks as a view and must copy scattered ones in every layer of every step
 
-    blocks   | A A A A . . | c c c c c | B B B . . . . . . |      A, B held   c cached   . free
-    InRuns     a new run starts in a free gap that has room for it: beside cached blocks, which do not grow, at once;
-               behind held ones in the middle, so that both can grow. No such gap: over the blocks that were let go
-               longest ago. A run goes on over cached blocks, never over held ones.
-    Anywhere   free blocks as long as there are some, then the cached block that was let go longest ago
+blocks   | A A A A . . | c c c c c | B B B . . . . . . |      A, B held   c cached   . free
+InRuns     a new run starts in a free gap that has room for it: beside cached blocks, which do not grow, at once;
+           behind held ones in the middle, so that both can grow. No such gap: over the blocks that were let go
+           longest ago. A run goes on over cached blocks, never over held ones.
+Anywhere   free blocks as long as there are some, then the cached block that was let go longest ago
 """
 
 from __future__ import annotations

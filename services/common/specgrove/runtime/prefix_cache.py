@@ -59,7 +59,7 @@ class PrefixIndex:
 
 
 def _towards_start(known: Sequence[Sequence[int]], end: int) -> list[int]:
-    """One block for each hash, from the last, `end`, to the first: the left neighbour where it is one, else the newest."""
+    """One block for each hash, from the last one's, `end`, on: the left neighbour where it is one, else the newest."""
     path = [end]
     for places in reversed(known[:-1]):
         path.append(path[-1] - 1 if path[-1] - 1 in places else places[-1])
