@@ -128,6 +128,7 @@ async def test_request_reaches_the_verifier_as_asked(
         stop=["zzz"],
         stop_token_ids=[11],
         session_id="s-1",
+        priority=-3,
         speculation={"enabled": False, "max_nodes": 4, "max_depth": 2, "rule": "mss", "expansion": [2, 1]},
         user="somebody",
     )
@@ -142,6 +143,7 @@ async def test_request_reaches_the_verifier_as_asked(
     assert (sent.speculation.disabled, sent.speculation.max_nodes, sent.speculation.max_depth) == (True, 4, 2)
     assert sent.speculation.rule == generation_pb2.VERIFICATION_RULE_MSS
     assert list(sent.speculation.expansion) == [2, 1]
+    assert sent.priority == -3
     assert response.json()["usage"] == {"prompt_tokens": 3, "completion_tokens": 9, "total_tokens": 12}
     assert response.json()["choices"][0]["finish_reason"] == "length"
 

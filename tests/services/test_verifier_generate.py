@@ -108,7 +108,7 @@ async def test_what_does_not_fit_the_queue_is_refused_with_a_time_to_come_back(t
         gate = threading.Event()
         verifier.service._engine._inbox.command(lambda: gate.wait(60) and None)  # nothing may end while we look
         calls = [verifier.stub.Generate(request_message([5], 240, session_id=f"s{n}"), timeout=60) for n in range(2)]
-        await verifier.until(lambda: verifier.service._num_open == 2)
+        await verifier.until(lambda: verifier.service._load.num_generations == 2)
         with pytest.raises(AioRpcError) as caught:
             await verifier.generate(request_message([5], 4, session_id="late"))
         assert caught.value.code() is StatusCode.RESOURCE_EXHAUSTED
@@ -116,8 +116,43 @@ async def test_what_does_not_fit_the_queue_is_refused_with_a_time_to_come_back(t
         gate.set()
         for call in calls:
             call.cancel()
-        await verifier.until(lambda: verifier.service._num_open == 0)
+        await verifier.until(lambda: verifier.service._load.num_generations == 0)
         await verifier.generate(request_message([5], 4, session_id="late"))
+
+
+async def test_more_tokens_than_may_be_open_are_refused(target: LoadedModel) -> None:
+    async with running_verifier(target, kv_tokens=256, max_open_tokens=256) as verifier:
+        gate = threading.Event()
+        verifier.service._engine._inbox.command(lambda: gate.wait(60) and None)
+        call = verifier.stub.Generate(request_message([5] * 200, 4, session_id="long"), timeout=60)
+        await verifier.until(lambda: verifier.service._load.num_tokens == 200)
+        with pytest.raises(AioRpcError) as caught:
+            await verifier.generate(request_message([5] * 40, 4, session_id="late", committed_token_ids=[5] * 17))
+        assert caught.value.code() is StatusCode.RESOURCE_EXHAUSTED
+        assert "57 more are over the limit of 256" in (caught.value.details() or "")
+        assert verifier.sample("specgrove:admission_rejections_total", reason="tokens") == 1
+        gate.set()
+        assert [message async for message in call]
+        await verifier.generate(request_message([5] * 40, 4, session_id="late"))
+
+
+async def test_the_priority_of_a_request_decides_who_is_let_in(target: LoadedModel) -> None:
+    async with running_verifier(target, max_sessions=1) as verifier:
+        gate = threading.Event()
+        verifier.service._engine._inbox.command(lambda: gate.wait(60) and None)
+        order: list[int] = []
+
+        async def call(priority: int) -> None:
+            await verifier.generate(request_message([5, 6], 3, session_id=f"{priority}", priority=priority))
+            order.append(priority)
+
+        calls = []
+        for number, priority in enumerate((2, 0, -1)):
+            calls.append(asyncio.create_task(call(priority)))
+            await verifier.until(lambda expected=number + 1: verifier.service._load.num_generations == expected)
+        gate.set()
+        await asyncio.gather(*calls)
+        assert order == [-1, 0, 2]
 
 
 BAD_REQUESTS: list[tuple[dict[str, Any], StatusCode, str]] = [

@@ -99,7 +99,7 @@ class Stand:
 
     @property
     def num_preemptions(self) -> int:
-        return self.engine._scheduler.num_preemptions
+        return self.engine._scheduler.placements.num_preemptions
 
     def start(self, prompt: Sequence[int], max_tokens: int = 24, **settings: Any) -> Running:
         return self.submit(make_request(prompt, max_tokens, **settings))

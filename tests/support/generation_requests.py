@@ -20,6 +20,7 @@ def make_request(
     speculation: SpeculationOptions = SpeculationOptions(),
     session_id: str = "session",
     epoch: int = 1,
+    priority: int = 0,
     **stop: Any,
 ) -> GenerationRequest:
     return GenerationRequest(
@@ -31,4 +32,5 @@ def make_request(
         sampling,
         StopConditions(max_tokens, **{"ignore_eos": True, **stop}),
         speculation,
+        priority,
     )

@@ -17,7 +17,7 @@ from specgrove.rpc import GrpcServer, open_channel
 from specgrove.runtime.loading import LoadedModel
 from specgrove.tree import TokenTree
 from specgrove.wire import tree_to_proto
-from specgrove_verifier.assembly import build_admission, build_engine, context_len, read_tokenizer
+from specgrove_verifier.assembly import build_admission, build_engine, context_len, load_limits, read_tokenizer
 from specgrove_verifier.config import VerifierConfig
 from specgrove_verifier.engine import Engine
 from specgrove_verifier.mailbox import DraftBudget
@@ -43,6 +43,7 @@ def request_message(
     is_speculative: bool = True,
     rule: int = 0,
     expansion: Sequence[int] = (),
+    priority: int = 0,
     **stop: Any,
 ) -> verifier_pb2.VerifierGenerateRequest:
     return verifier_pb2.VerifierGenerateRequest(
@@ -59,6 +60,7 @@ def request_message(
             expansion=expansion,
         ),
         model=model,
+        priority=priority,
     )
 
 
@@ -108,7 +110,7 @@ class TinyVerifier:
         cache = self.engine._cache
         await self.until(
             lambda: (
-                self.service._num_open == 0
+                self.service._load.num_generations == self.service._load.num_tokens == 0
                 and not self.engine._generations
                 and cache.allocator.num_free == cache.num_blocks
             )
@@ -141,7 +143,7 @@ async def running_verifier(loaded: LoadedModel, **settings: Any) -> AsyncIterato
         vocab_size=loaded.vocab_size,
         max_context_len=context_len(config, loaded),
         max_sessions=config.max_sessions,
-        max_waiting=config.max_waiting,
+        load_limits=load_limits(config),
         limits=DraftBudget(config.max_nodes, config.max_depth),
     )
     service = VerifierService(engine, build_admission(config, loaded, target, MODEL_NAME), identity)

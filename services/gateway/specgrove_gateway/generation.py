@@ -58,6 +58,7 @@ class ClientRequest:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     speculation: SpeculationOptions = field(default_factory=SpeculationOptions)
+    priority: int = 0  # the lower goes first
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,7 @@ class GenerationRequest:
     sampling: SamplingParams
     stop: StopConditions
     speculation: SpeculationOptions
+    priority: int = 0
     is_new_session: bool = False  # the client named none: nobody can hold it yet
 
 

@@ -17,6 +17,7 @@ from specgrove_gateway.generation import ChatPrompt, ClientRequest, GenerationRe
 _SEED_BITS = 53  # a drawn seed survives a JSON reader that keeps numbers as doubles
 _THREAD_ABOVE_CHARS = 2_000  # about half a millisecond of tokenising; more would be felt by other streams
 _MESSAGE_CHARS = 30  # what the template does for a message costs about as much as tokenising so many characters
+_MAX_PRIORITY = 2**31 - 1  # travels as a 32-bit integer
 _SESSION_ID = re.compile(r"[A-Za-z0-9_.:@-]{1,128}")  # safe as a Redis key and as an HTTP header
 
 
@@ -51,6 +52,7 @@ class RequestBuilder:
         session_id = _session_id(client.session_id)
         sampling = _sampling(client)
         _refuse_empty(client)
+        _priority(client)
         # Conditions that need no token count are checked before the prompt is tokenised.
         _stop_conditions(client, max_tokens=_asked_max_tokens(client) or max(1, client.min_tokens or 0))
         limits = self._limits()
@@ -65,6 +67,7 @@ class RequestBuilder:
             sampling=sampling,
             stop=_stop_conditions(client, max_tokens=max_tokens),
             speculation=client.speculation,
+            priority=_priority(client),
             is_new_session=not client.session_id,
         )
 
@@ -133,6 +136,14 @@ def _session_id(asked: str | None) -> str:
     if not _SESSION_ID.fullmatch(asked):
         raise InvalidInput("session_id must be 1 to 128 of the characters A-Z a-z 0-9 _ . : @ -", field="session_id")
     return asked
+
+
+def _priority(client: ClientRequest) -> int:
+    if not -_MAX_PRIORITY - 1 <= client.priority <= _MAX_PRIORITY:
+        raise InvalidInput(
+            f"priority must be between {-_MAX_PRIORITY - 1} and {_MAX_PRIORITY}, the lower goes first", field="priority"
+        )
+    return client.priority
 
 
 def _sampling(client: ClientRequest) -> SamplingParams:

@@ -18,7 +18,7 @@ from specgrove.runtime.loading import load_model, model_folder
 from specgrove.runtime.passing_thread import on_passing_thread
 from specgrove.session import Heartbeat, Pod, PodRegistry, connect
 from specgrove.telemetry import configure_logging, new_registry, start_metrics_server
-from specgrove_verifier.assembly import build_admission, build_engine, context_len, read_tokenizer
+from specgrove_verifier.assembly import build_admission, build_engine, context_len, load_limits, read_tokenizer
 from specgrove_verifier.config import VerifierConfig
 from specgrove_verifier.mailbox import DraftBudget
 from specgrove_verifier.service import SERVICE_NAME, Identity, VerifierService, add_to_server
@@ -55,7 +55,7 @@ async def serve(config: VerifierConfig) -> int:
         vocab_size=loaded.vocab_size,
         max_context_len=context_len(config, loaded),
         max_sessions=config.max_sessions,
-        max_waiting=config.max_waiting,
+        load_limits=load_limits(config),
         limits=DraftBudget(config.max_nodes, config.max_depth),
     )
     service = VerifierService(engine, build_admission(config, loaded, target, model_name), identity)

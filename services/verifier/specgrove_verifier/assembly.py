@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -28,6 +29,8 @@ from specgrove_verifier.engine import Engine
 from specgrove_verifier.features import FeatureSource
 from specgrove_verifier.mailbox import DraftBudget
 from specgrove_verifier.metrics import EngineMetrics
+from specgrove_verifier.open_load import LoadLimits
+from specgrove_verifier.ranking import Ranking
 from specgrove_verifier.scheduler import Scheduler
 from specgrove_verifier.waiting import DraftWait
 
@@ -131,12 +134,19 @@ def build_engine(
     return Engine(
         forward,
         cache,
-        Scheduler(cache, max_sessions=config.max_sessions, max_step_rows=config.max_step_rows),
+        Scheduler(
+            cache,
+            max_sessions=config.max_sessions,
+            max_step_rows=config.max_step_rows,
+            ranking=Ranking(config.priority_ageing_s),
+            has_prefix_cache=config.prefix_cache == "on",
+        ),
         DrafterPool(config.drafters_per_session),
         budget,
         DraftWait(config.max_draft_wait_ms / 1000, config.draft_wait == "auto"),
         FeatureSource(loaded, metrics),
         metrics,
+        config.max_waiting_s or math.inf,
         on_broken,
     )
 
@@ -153,6 +163,10 @@ def build_admission(config: VerifierConfig, loaded: LoadedModel, target: TargetT
             rule=Rule(config.rule),
         )
     )
+
+
+def load_limits(config: VerifierConfig) -> LoadLimits:
+    return LoadLimits(config.max_sessions + config.max_waiting, config.max_open_tokens or 16 * config.kv_tokens)
 
 
 def context_len(config: VerifierConfig, loaded: LoadedModel) -> int:

@@ -33,6 +33,18 @@ class VerifierConfig:
     block_size: int = setting(16, minimum=1, maximum=1024, help="tokens in a KV block")
     max_sessions: int = setting(64, minimum=1, help="generations running at once; more wait")
     max_waiting: int = setting(256, minimum=0, help="generations waiting; more are refused")
+    max_open_tokens: int = setting(
+        0, minimum=0, help="tokens that running and waiting generations came with; more are refused; 0 = 16 x kv_tokens"
+    )
+    max_waiting_s: float = setting(
+        120.0, minimum=0, maximum=86_400, help="longest wait for the first step; then it is refused; 0 = no limit"
+    )
+    priority_ageing_s: float = setting(
+        10.0, minimum=0.001, maximum=3_600, help="seconds of waiting that are worth one level of priority"
+    )
+    prefix_cache: Literal["on", "off"] = setting(
+        "on", help="reuse keys and values of tokens that another request began with"
+    )
     max_step_rows: int = setting(256, minimum=8, help="rows of a step: the token budget")
     max_nodes: int = setting(8, minimum=0, maximum=512, help="draft nodes of a tree, root not counted; 0 = off")
     max_depth: int = setting(5, minimum=1, maximum=64, help="depth of a tree")
@@ -56,6 +68,8 @@ class VerifierConfig:
         problems = []
         if self.kv_tokens % self.block_size:
             problems.append("kv_tokens must be a multiple of block_size")
+        if 0 < self.max_open_tokens < self.kv_tokens:
+            problems.append("max_open_tokens must be 0 or at least kv_tokens, or a prompt that fits is always refused")
         if self.max_nodes + 1 > self.max_step_rows:
             problems.append("max_step_rows must be at least max_nodes + 1, or no tree fits a step")
         if self.advertise_address and ":" not in self.advertise_address:

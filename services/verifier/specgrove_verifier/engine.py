@@ -10,12 +10,13 @@ Generations join and leave between steps. Everything that reaches the engine fro
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 
 from specgrove.draft import Draft
-from specgrove.errors import SpecgroveError
+from specgrove.errors import Overloaded, SpecgroveError
 from specgrove.outcome import FinishReason
 from specgrove.runtime.forward import PackedForward
 from specgrove.runtime.kv_cache import KVCache
@@ -27,12 +28,14 @@ from specgrove_verifier.features import FeatureSource, TargetOutputs
 from specgrove_verifier.generation import Generation, StepOutput
 from specgrove_verifier.inbox import EngineInbox, Refusal
 from specgrove_verifier.metrics import EngineMetrics
+from specgrove_verifier.open_load import RefusalReason
 from specgrove_verifier.scheduler import Scheduled, Scheduler
 from specgrove_verifier.verdicts import reach_verdict
 from specgrove_verifier.waiting import DraftWait, DraftWaiting
 
 _log = logging.getLogger(__name__)
 _MAX_FAILED_STEPS = 3
+_LONGEST_ADVICE_S = 30.0  # nobody is told to stay away for longer
 
 
 class Engine:
@@ -48,6 +51,7 @@ class Engine:
         draft_wait: DraftWait,
         features: FeatureSource,
         metrics: EngineMetrics,
+        max_waiting_s: float = math.inf,
         on_broken: Callable[[], None] = lambda: None,
     ) -> None:
         self._forward = forward
@@ -57,6 +61,7 @@ class Engine:
         self._budget = budget
         self._features = features
         self._metrics = metrics
+        self._max_waiting_s = max_waiting_s
         self._on_broken = on_broken
         self._inbox = EngineInbox()
         self._generations: dict[int, Generation] = {}
@@ -95,6 +100,10 @@ class Engine:
     def decline_draft(self, number: int, session_key: int, base_len: int, *, lost_place: bool, no_room: bool) -> None:
         self._inbox.answer(number, Refusal(session_key, base_len, lost_place, no_room))
 
+    def note_refusal(self, reason: RefusalReason) -> None:
+        """Count a generation that was refused for the load before it came here."""
+        self._metrics.record_rejection(reason)
+
     @property
     def num_running(self) -> int:
         return len(self._scheduler.running)
@@ -116,6 +125,7 @@ class Engine:
                 self._read_inbox()
                 if self._stopping.is_set():
                     break
+                self._refuse_overdue()
                 if not self._generations:
                     self._inbox.wait(None)
                     continue
@@ -161,9 +171,9 @@ class Engine:
         self._report_load()
 
     def _commit(self, scheduled: Scheduled, outputs: TargetOutputs) -> None:
-        generation, seq = scheduled.generation, scheduled.seq
+        generation = scheduled.generation
         if not scheduled.reaches_end:
-            self._cache.commit(seq, range(scheduled.num_chain))
+            self._scheduler.keep(generation, range(scheduled.num_chain))
             return
         tree = scheduled.tree or TokenTree.root_only(generation.tokens[-1])
         verdict = reach_verdict(generation, tree, scheduled.laws, outputs.logits)
@@ -174,10 +184,10 @@ class Engine:
         if scheduled.tree is not None:
             self._drafting.credit(generation, tree, counted)
         generation.append(kept)
+        root_row = scheduled.num_chain - 1
+        self._scheduler.keep(generation, [*range(scheduled.num_chain), *(root_row + node for node in counted)])
         if finish_reason is None:
             generation.features = outputs.features_at(accepted[-1] if accepted else ROOT)
-            root_row = scheduled.num_chain - 1
-            self._cache.commit(seq, [*range(scheduled.num_chain), *(root_row + node for node in accepted)])
             self._drafting.ask_for_next(generation, kept)
             generation.listener(StepOutput(kept))
         else:
@@ -228,11 +238,20 @@ class Engine:
             self._report_load()
 
     def _report_load(self) -> None:
-        self._metrics.set_load(num_running=self.num_running, num_waiting=self.num_waiting, kv_usage=self._cache.usage)
+        self._metrics.set_load(num_running=self.num_running, num_waiting=self.num_waiting)
+        cache = self._cache
+        self._metrics.cache.follow(self._scheduler.placements, cache.allocator.num_evictions, cache.usage)
 
     def _accept(self, generation: Generation) -> None:
         self._generations[generation.key] = generation
         self._scheduler.add(generation)
+
+    def _refuse_overdue(self) -> None:
+        """Let go of generations that waited too long for their first place; who came to have one keeps it."""
+        for generation in self._scheduler.waiting_since(time.monotonic() - self._max_waiting_s):
+            self._metrics.record_rejection(RefusalReason.WAITING_TIME)
+            message = f"no place became free within {self._max_waiting_s:g} s; try another verifier or later"
+            self._drop(generation, Overloaded(message, retry_after_s=min(self._max_waiting_s, _LONGEST_ADVICE_S)))
 
     def _drop(self, generation: Generation, error: SpecgroveError | None) -> None:
         if generation.key not in self._generations:

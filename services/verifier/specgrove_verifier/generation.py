@@ -33,6 +33,7 @@ class GenerationRequest:
     sampling: SamplingParams
     stop: StopConditions
     speculation: SpeculationOptions
+    priority: int = 0  # the lower goes first
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,9 @@ class Generation:
         self.listener = listener
         self.tokens = [*request.prompt_token_ids, *request.committed_token_ids]
         self.base_hash = extend_hash(EMPTY_HASH, self.tokens)
+        self.block_hashes: list[bytes] = []  # of full blocks of `tokens`, as far as they were needed
         self.seq: CachedSequence | None = None  # None while waiting for a place
+        self.had_place = False
         self.drafters: frozenset[int] = frozenset()  # streams that mirror it
         self.stats = SpeculationStats()
         self.arrived_s = arrived_s

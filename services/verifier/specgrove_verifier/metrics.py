@@ -5,8 +5,10 @@ from __future__ import annotations
 from specgrove.sampling.rules import Rule
 from specgrove.telemetry import CollectorRegistry, Counter, Gauge, Histogram
 from specgrove_verifier.account import Account, Pacing
+from specgrove_verifier.cache_metrics import CacheMetrics
 from specgrove_verifier.mailbox import DraftOutcome
 from specgrove_verifier.member_metrics import MemberMetrics
+from specgrove_verifier.open_load import RefusalReason
 
 _STEP_BUCKETS_S = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0)
 _ROW_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
@@ -67,7 +69,13 @@ class EngineMetrics:
         )
         self._running = Gauge("specgrove:num_requests_running", "Generations in the engine", registry=registry)
         self._waiting = Gauge("specgrove:num_requests_waiting", "Generations waiting", registry=registry)
-        self._kv_usage = Gauge("specgrove:kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1", registry=registry)
+        self.cache = CacheMetrics(registry)
+        self._rejections = Counter(
+            "specgrove:admission_rejections",
+            "Generations refused for the load, by reason",
+            ["reason"],
+            registry=registry,
+        )
         self._drafters = Gauge("specgrove:num_drafters", "Drafters attached", registry=registry)
         self._budget_nodes = Gauge("specgrove:budget_nodes", "Draft nodes granted to each session", registry=registry)
         self._in_turns = Gauge(
@@ -96,8 +104,7 @@ class EngineMetrics:
         self._step_s.observe(seconds)
         self._step_rows.observe(num_rows)
 
-    def set_load(self, *, num_running: int, num_waiting: int, kv_usage: float) -> None:
-        self._kv_usage.set(kv_usage)
+    def set_load(self, *, num_running: int, num_waiting: int) -> None:
         self._running.set(num_running)
         self._waiting.set(num_waiting)
 
@@ -126,6 +133,9 @@ class EngineMetrics:
 
     def record_refused_features(self) -> None:
         self._refused_features.inc()
+
+    def record_rejection(self, reason: RefusalReason) -> None:
+        self._rejections.labels(str(reason)).inc()
 
     def record_finish(self, reason: str) -> None:
         self._finished.labels(reason).inc()

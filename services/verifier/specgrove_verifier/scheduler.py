@@ -1,26 +1,31 @@
 """The first verb: which rows of which generations go through the model in the coming step.
 
     waiting ──admit──▶ running: prefilling ──▶ decoding ──▶ finished
-       ▲                  │ no blocks left: the youngest gives its blocks back and is recomputed later
+       ▲                  │ no blocks left: the last in rank gives its blocks back and is recomputed later
        └────── preempt ───┘
 
-Decoding rows come first, oldest generation first; prefill chunks fill what is left of the step's token budget, and
-draft nodes may not take the last of it from a prompt that waits.
+Rank is the time of arrival, moved by priority (ranking.py). Decoding rows come first; a quarter of the step's token
+budget is out of their reach and out of draft nodes' reach while a prompt is in prefill. Of what prompts get the first
+in rank takes three quarters, the shortest ones the rest: a long prompt neither stops nor is stopped by short ones.
 """
 
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from specgrove.draft import ChildLaw
 from specgrove.runtime.forward import SequenceRows
 from specgrove.runtime.kv_cache import CachedSequence, KVCache, OutOfBlocks
+from specgrove.runtime.prefix_cache import extend_block_hashes
 from specgrove.tree import TokenTree
 from specgrove_verifier.generation import Generation
+from specgrove_verifier.placements import Placements
+from specgrove_verifier.ranking import Ranking
 
-_PREFILL_SHARE = 4  # a step with a prompt in prefill keeps one row in so many free of draft nodes
+_PREFILL_SHARE = 4  # one row in so many is for prompts, and of those again for the shortest
+_USUAL_OUTPUT = 256  # tokens that a generation is given room for in the cache, if it may say so many
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,16 +66,27 @@ class Scheduled:
 class Scheduler:
     """Keeps the two lists and composes steps. Never asks the cache for more than it has."""
 
-    def __init__(self, cache: KVCache, *, max_sessions: int, max_step_rows: int) -> None:
+    def __init__(
+        self,
+        cache: KVCache,
+        *,
+        max_sessions: int,
+        max_step_rows: int,
+        ranking: Ranking | None = None,
+        has_prefix_cache: bool = True,
+    ) -> None:
         self._cache = cache
-        self._max_sessions = min(max_sessions, max_step_rows)  # each has a row in every step
+        # Each session has a row in every step, and the prompts' share stays free of them.
+        self._max_sessions = min(max_sessions, max_step_rows - max_step_rows // _PREFILL_SHARE)
         self._max_step_rows = max_step_rows
-        self.waiting: list[Generation] = []  # by key, oldest first
+        self._rank = (ranking if ranking is not None else Ranking()).rank
+        self._has_prefix_cache = has_prefix_cache
+        self.waiting: list[Generation] = []  # by rank
         self.running: list[Generation] = []  # the same
-        self.num_preemptions = 0
+        self.placements = Placements()
 
     def add(self, generation: Generation) -> None:
-        insort(self.waiting, generation, key=_age)
+        insort(self.waiting, generation, key=self._rank)
 
     def remove(self, generation: Generation) -> None:
         """Forget a generation and give its blocks back, wherever it is."""
@@ -80,6 +96,25 @@ class Scheduler:
         if generation.seq is not None:
             self._cache.release(generation.seq)
             generation.seq = None
+
+    def keep(self, generation: Generation, kept_rows: Sequence[int]) -> None:
+        """Keep these rows of the step, whose tokens are among the generation's by now, and let others find them."""
+        seq = generation.seq
+        if seq is None:
+            return
+        self._cache.commit(seq, kept_rows)
+        if self._has_prefix_cache:
+            self._cache.publish(seq, self._block_hashes(generation))
+
+    def waiting_since(self, before_s: float) -> list[Generation]:
+        """Those that came before this time and never had a place, here or, as far as one can see, anywhere."""
+        return [
+            generation
+            for generation in self.waiting
+            if generation.arrived_s < before_s
+            and not generation.had_place
+            and not generation.request.committed_token_ids
+        ]
 
     def is_step_full(self) -> bool:
         """Whether rows that need no draft fill the coming step by themselves."""
@@ -112,22 +147,44 @@ class Scheduler:
             num_placed = self._place(generation, 1, tree, step)
             for_drafts -= max(num_placed - 1, 0)
             room -= num_placed
-        for generation in [*self.running]:
-            if not generation.is_decoding and room > 0:
-                room -= self._place(generation, min(generation.num_uncached, room), None, step)
+        prompts = [generation for generation in self.running if not generation.is_decoding]
+        for generation, num_chain in _share_out(prompts, room):
+            self._place(generation, num_chain, None, step)
         return step
 
     def _admit(self) -> None:
-        num_free = self._cache.allocator.num_free - sum(map(self._num_missing_blocks, self.running))
+        allocator = self._cache.allocator
+        num_free = allocator.num_free - sum(map(self._num_missing_blocks, self.running))
         while self.waiting and len(self.running) < self._max_sessions:
             generation = self.waiting[0]
-            num_wanted = self._num_missing_blocks(generation)
+            prefix = self._reusable_hashes(generation)
+            num_wanted = self._num_missing_blocks(generation) - self._cache.num_prefix_blocks_shared(prefix)
             if self.running and num_wanted > num_free:
                 return
-            num_free -= num_wanted
+            num_before = allocator.num_free
             self.waiting.pop(0)
-            generation.seq = self._cache.new_sequence()
-            insort(self.running, generation, key=_age)
+            self._give_place(generation, prefix)
+            num_free -= num_before - allocator.num_free + self._num_missing_blocks(generation)
+
+    def _give_place(self, generation: Generation, prefix: Sequence[bytes]) -> None:
+        num_tokens = len(generation.tokens)
+        generation.seq = self._cache.new_sequence(num_tokens + min(generation.checker.num_left, _USUAL_OUTPUT))
+        self._cache.start_with(generation.seq, prefix)
+        if not generation.had_place and self._has_prefix_cache:  # one that comes back mostly finds itself
+            self.placements.num_queried_tokens += num_tokens
+            self.placements.num_hit_tokens += generation.seq.cached_len
+        generation.had_place = True
+        insort(self.running, generation, key=self._rank)
+
+    def _reusable_hashes(self, generation: Generation) -> Sequence[bytes]:
+        """The hashes of the blocks that `generation` may begin with: one row at least must give logits."""
+        if not self._has_prefix_cache:
+            return ()
+        return self._block_hashes(generation)[: (len(generation.tokens) - 1) // self._cache.block_size]
+
+    def _block_hashes(self, generation: Generation) -> Sequence[bytes]:
+        extend_block_hashes(generation.block_hashes, generation.tokens, self._cache.block_size)
+        return generation.block_hashes
 
     def _num_missing_blocks(self, generation: Generation) -> int:
         """Blocks that the committed tokens and the next one still need."""
@@ -135,7 +192,7 @@ class Scheduler:
         return max(self._cache.blocks_for(len(generation.tokens) + 1) - num_held, 0)
 
     def _place(self, generation: Generation, num_chain: int, tree: TokenTree | None, step: list[Scheduled]) -> int:
-        """Reserve and append the rows of `generation`; returns how many. Makes room by preempting the youngest."""
+        """Reserve and append the rows of `generation`; returns how many. Makes room by preempting the last in rank."""
         while generation.seq is not None:
             num_nodes = tree.num_draft_nodes if tree else 0
             try:
@@ -153,13 +210,13 @@ class Scheduler:
         return 0
 
     def _preempt(self, victim: Generation, step: list[Scheduled]) -> None:
-        # A younger generation may stand in the step already: a prompt of one token decodes before an older prefill.
+        # One of later rank may stand in the step already: a prompt of one token decodes before an older prefill.
         step[:] = [scheduled for scheduled in step if scheduled.generation is not victim]
         self.running.remove(victim)
         if victim.seq is not None:
             self._cache.release(victim.seq)
         victim.seq = None
-        self.num_preemptions += 1
+        self.placements.num_preemptions += 1
         self.add(victim)
 
 
@@ -169,5 +226,17 @@ def _draft_size(generation: Generation, tree: TokenTree) -> int:
     return generation.mailbox.budget.max_nodes if generation.mailbox.taken_laws else tree.num_draft_nodes
 
 
-def _age(generation: Generation) -> int:
-    return generation.key
+def _share_out(prompts: Sequence[Generation], room: int) -> list[tuple[Generation, int]]:
+    """How many rows each of these prompts, in order of rank, gets out of `room`, in order of rank; none for some."""
+    shares: dict[int, int] = {}
+    if prompts and room > 0:
+        first = prompts[0]
+        left_over = room // _PREFILL_SHARE
+        shares[first.key] = min(first.num_uncached, room - left_over)
+        room -= shares[first.key]
+        for generation in sorted(prompts[1:], key=lambda generation: generation.num_uncached):
+            if room > 0:
+                shares[generation.key] = min(generation.num_uncached, room)
+                room -= shares[generation.key]
+        shares[first.key] = min(first.num_uncached, shares[first.key] + room)
+    return [(generation, shares[generation.key]) for generation in prompts if generation.key in shares]

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from specgrove import wire
-from specgrove.errors import Overloaded, ProtocolViolation, SessionTaken, VocabularyMismatch
+from specgrove.errors import ProtocolViolation, SessionTaken, VocabularyMismatch
 from specgrove.features import MAX_FEATURE_BYTES
 from specgrove.proto.v1 import speculation_pb2, verifier_pb2, verifier_pb2_grpc
 from specgrove.rpc import ServicerContext
@@ -20,6 +20,7 @@ from specgrove_verifier.drafter_pool import CommitTokens, Drafter, OpenSession, 
 from specgrove_verifier.engine import Engine
 from specgrove_verifier.generation import Generation, GenerationRequest, StepOutput
 from specgrove_verifier.mailbox import MEMBER_BITS, DraftBudget
+from specgrove_verifier.open_load import LoadLimits, OpenLoad
 from specgrove_verifier.outbox import Outbox
 
 add_to_server = verifier_pb2_grpc.add_VerifierServiceServicer_to_server
@@ -41,7 +42,7 @@ class Identity:
     vocab_size: int
     max_context_len: int
     max_sessions: int
-    max_waiting: int
+    load_limits: LoadLimits
     limits: DraftBudget
 
 
@@ -55,7 +56,7 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
         self._epochs = Epochs()
         self._streams = itertools.count(1)
         self._by_session: dict[str, Generation] = {}
-        self._num_open = 0
+        self._load = OpenLoad(identity.load_limits, engine.note_refusal)
 
     async def Generate(
         self, request: verifier_pb2.VerifierGenerateRequest, context: ServicerContext
@@ -63,9 +64,8 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
         """Run one generation; leaving this generator, for whatever reason, releases everything of it."""
         checked = _request_from_proto(request)
         self._admission.check(checked, request.model)
-        limit = self._identity.max_sessions + self._identity.max_waiting
-        if self._num_open >= limit:
-            raise Overloaded(f"{limit} generations are running or waiting here; try another verifier or later")
+        num_tokens = len(checked.prompt_token_ids) + len(checked.committed_token_ids)
+        self._load.check(num_tokens)
         self._epochs.admit(checked.session_id, checked.epoch)
         outputs: asyncio.Queue[StepOutput] = asyncio.Queue()  # at most max_tokens entries ever
         loop = asyncio.get_running_loop()
@@ -74,8 +74,8 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
             yield _response(checked.epoch, finished)
             return
         self._supersede(checked.session_id, generation)
-        self._num_open += 1
         is_over = False
+        self._load.enter(num_tokens)
         try:
             with log_context(request_id=checked.request_id, session_id=checked.session_id):
                 _log.debug("generation starts", extra={"prompt_tokens": len(checked.prompt_token_ids)})
@@ -89,7 +89,7 @@ class VerifierService(verifier_pb2_grpc.VerifierServiceServicer):
         finally:
             if not is_over:
                 self._engine.cancel(generation)
-            self._num_open -= 1
+            self._load.leave(num_tokens)
             if self._by_session.get(checked.session_id) is generation:
                 del self._by_session[checked.session_id]
 
@@ -216,6 +216,7 @@ def _request_from_proto(message: verifier_pb2.VerifierGenerateRequest) -> Genera
         sampling=wire.sampling_from_proto(message.sampling),
         stop=wire.stop_from_proto(message.stop),
         speculation=wire.speculation_from_proto(message.speculation),
+        priority=message.priority,
     )
 
 

@@ -166,23 +166,23 @@ def test_a_single_row_below_rows_in_flight_sees_its_own_branch_only(llama: Case)
 def test_block_tables_with_holes(cases: dict[str, Case], architecture: str) -> None:
     """Sequences that took their blocks in turns, one of which then went away."""
     random = Random(31)
-    runner = cases[architecture].runner(num_blocks=24)
-    crowd = [runner.prefilled(random_tokens(random, BLOCK_SIZE)) for _ in range(3)]
+    runner = cases[architecture].runner(num_blocks=32)
+    crowd = [runner.prefilled(random_tokens(random, BLOCK_SIZE)) for _ in range(4)]
     for _ in range(3):
         for text in crowd:
             chunk = random_tokens(random, BLOCK_SIZE)
             runner.forward.run([runner.chain(text, chunk)])
             runner.commit(text, chunk, range(BLOCK_SIZE))
     runner.cache.release(crowd.pop(1).seq)
-    late = runner.prefilled(random_tokens(random, 30))
+    late = runner.prefilled(random_tokens(random, 49))  # longer than any gap
     assert not late.seq.is_contiguous
-    trees = [random_tree(random, 6) for _ in range(3)]
+    trees = [random_tree(random, 6) for _ in range(4)]
     texts = [*crowd, late]
     logits = runner.forward.run([runner.tree(text, tree) for text, tree in zip(texts, trees, strict=True)])
     expected = torch.cat([runner.expected(text, tree) for text, tree in zip(texts, trees, strict=True)])
     assert_close(logits, expected)
-    path = [0, *trees[2].node_path(6)]
-    runner.commit(late, [trees[2].token_ids[node] for node in path], path)
+    path = [0, *trees[3].node_path(6)]
+    runner.commit(late, [trees[3].token_ids[node] for node in path], path)
     assert_close(runner.forward.run([runner.chain(late, [8])]), own_logits(runner.case.own, [*late.tokens, 8])[-1:])
 
 

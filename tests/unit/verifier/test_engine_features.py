@@ -117,6 +117,21 @@ def test_a_preempted_generation_comes_back_with_features_of_its_own_base(target:
         assert_features(values, own, tokens, (2,))
 
 
+def test_features_after_a_prefix_hit_are_those_of_the_base(target: LoadedModel, own: Any) -> None:
+    """Also where the hit leaves one row only, and where nothing of the prompt is computed again but that row."""
+    drafter = InProcessDrafter(random_trees(VOCAB_SIZE), feature_layers=(1, 3))
+    prompts = [[4 + n % 7 for n in range(length)] for length in (8, 9, 13, 13, 22)]
+    with running_stand(target, drafter) as stand:
+        for place, prompt in enumerate(prompts):
+            stand.generate(prompt, 6, session_id=f"{place}")
+        stand.settle()
+        assert stand.sample("specgrove:prefix_cache_hits_total") == 8 + 8 + 12 + 12
+    bases = list(heard(drafter))
+    assert len(bases) >= 2 * len(prompts)
+    for tokens, values, _ in bases:
+        assert_features(values, own, tokens, (1, 3))
+
+
 def test_a_drafter_that_lost_its_place_gets_the_features_again(target: LoadedModel, own: Any) -> None:
     lost: list[int] = []
 

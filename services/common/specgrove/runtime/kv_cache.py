@@ -8,6 +8,10 @@
 `reserve` gives slots to rows, the forward writes them, `commit` moves the kept rows next to the prefix, `rollback`
 forgets them, `release` gives everything back. Slots of one sequence are one run of memory wherever the allocator can
 arrange it; attention then reads a view and copies nothing.
+
+    publish(hashes)  full blocks of the prefix can be found by others      start_with(hashes)  begin with such blocks
+
+A published block is never written to: whoever holds it has all of it in its prefix, and rows go behind the prefix.
 """
 
 from __future__ import annotations
@@ -18,62 +22,10 @@ from itertools import pairwise
 
 import torch
 
-from specgrove.errors import SpecgroveError
-
-
-class OutOfBlocks(SpecgroveError):
-    """The cache has fewer free blocks than the rows need; release or shorten a sequence and try again."""
-
-
-class BlockAllocator:
-    """Hands out block numbers 0..num_blocks-1, each to one owner at a time."""
-
-    def __init__(self, num_blocks: int) -> None:
-        self.num_blocks = num_blocks
-        self._is_free = bytearray(b"\x01" * num_blocks)
-        self.num_free = num_blocks
-
-    def allocate(self, count: int, *, after: int | None = None) -> list[int]:
-        """Take `count` blocks, continuing the run that ends with block `after` as far as it is free."""
-        if count > self.num_free:
-            raise OutOfBlocks(f"{count} KV blocks wanted, {self.num_free} of {self.num_blocks} free")
-        taken: list[int] = []
-        candidate = self._start_of_new_run() if after is None else after + 1
-        while len(taken) < count:
-            if candidate >= self.num_blocks or not self._is_free[candidate]:
-                candidate = self._start_of_new_run()
-            self._is_free[candidate] = 0
-            taken.append(candidate)
-            self.num_free -= 1
-            candidate += 1
-        return taken
-
-    def free(self, blocks: SequenceOf[int]) -> None:
-        for block in blocks:
-            if self._is_free[block]:
-                raise AssertionError(f"KV block {block} freed twice")
-            self._is_free[block] = 1
-            self.num_free += 1
-
-    def _start_of_new_run(self) -> int:
-        """The middle of the largest free run (its start when it begins the cache): room to grow for both neighbours."""
-        best_start, best_len = 0, 0
-        for start, length in _runs(self._is_free):
-            if length > best_len:
-                best_start, best_len = start, length
-        return best_start if best_start == 0 else best_start + best_len // 2
-
-
-def _runs(is_free: bytearray) -> list[tuple[int, int]]:
-    """(start, length) of the runs of ones."""
-    runs = []
-    start = is_free.find(1)
-    while start >= 0:
-        end = is_free.find(0, start)
-        end = len(is_free) if end < 0 else end
-        runs.append((start, end - start))
-        start = is_free.find(1, end) if end < len(is_free) else -1
-    return runs
+from specgrove.runtime.blocks import BlockAllocator
+from specgrove.runtime.blocks import OutOfBlocks as OutOfBlocks
+from specgrove.runtime.placement import Anywhere, InRuns, is_run
+from specgrove.runtime.prefix_cache import PrefixIndex
 
 
 @dataclass(slots=True, eq=False)
@@ -86,6 +38,8 @@ class CachedSequence:
         default_factory=list
     )  # per row in flight: bitmask of the rows it sees, itself included
     row_positions: list[int] = field(default_factory=list)
+    expected_len: int = 0  # tokens it may come to hold, as far as one can tell
+    num_published: int = 0  # of its first blocks
     is_released: bool = False
     is_contiguous: bool = True
 
@@ -116,8 +70,10 @@ class KVCache:
     ) -> None:
         self.shape = shape
         self.block_size = block_size
-        self.allocator = BlockAllocator(num_blocks)
         self.device = torch.device(device)
+        self._index = PrefixIndex()
+        placement = InRuns() if self.device.type == "cpu" else Anywhere()
+        self.allocator = BlockAllocator(num_blocks, placement, self._index.remove)
         self.storage = torch.zeros(
             (shape.num_layers, 2, num_blocks * block_size, shape.num_kv_heads, shape.head_dim),
             dtype=shape.dtype,
@@ -136,17 +92,54 @@ class KVCache:
     def blocks_for(self, num_slots: int) -> int:
         return -(-num_slots // self.block_size)
 
-    def new_sequence(self) -> CachedSequence:
-        return CachedSequence()
+    def new_sequence(self, expected_len: int = 0) -> CachedSequence:
+        """An empty sequence. It gets its blocks where `expected_len` tokens find room, if there is such a place."""
+        return CachedSequence(expected_len=expected_len)
+
+    def start_with(self, seq: CachedSequence, block_hashes: SequenceOf[bytes]) -> None:
+        """Begin an empty sequence with the longest published prefix of these blocks; `cached_len` says how long it is.
+
+        Its blocks are shared; where that would scatter the sequence and attention wants runs, they are copied.
+        """
+        prefix = self._index.longest_prefix(block_hashes)
+        if not prefix:
+            return
+        room = max(self.blocks_for(seq.expected_len), len(prefix))
+        is_shared = self.allocator.reads_in_place(prefix, room)
+        self.allocator.hold(prefix)
+        if not is_shared and self.allocator.num_free >= len(prefix):
+            seq.block_table = self._copy(prefix, room)
+        else:
+            seq.block_table = prefix
+            seq.num_published = len(prefix)
+        seq.cached_len = len(prefix) * self.block_size
+        seq.is_contiguous = is_run(seq.block_table)
+
+    def num_prefix_blocks_shared(self, block_hashes: SequenceOf[bytes]) -> int:
+        """How many blocks of the longest published prefix would cost nothing, because others hold them."""
+        if not self.allocator.placement.shares_held:
+            return 0
+        return sum(self.allocator.num_holders(block) > 0 for block in self._index.longest_prefix(block_hashes))
+
+    def publish(self, seq: CachedSequence, block_hashes: SequenceOf[bytes]) -> None:
+        """Let others find the full blocks of the prefix; `block_hashes` are those of the sequence's first blocks.
+
+        They are kept after the sequence is released, until their place is needed.
+        """
+        for place in range(seq.num_published, min(seq.cached_len // self.block_size, len(block_hashes))):
+            block = seq.block_table[place]
+            self._index.add(block, block_hashes[place])
+            self.allocator.retain(block)
+            seq.num_published = place + 1
 
     def reserve(self, seq: CachedSequence, num_rows: int) -> None:
         """Make room for `num_rows` more rows in flight. Raises `OutOfBlocks` and then changes nothing."""
         missing = self.blocks_for(seq.cached_len + seq.num_in_flight + num_rows) - len(seq.block_table)
         if missing > 0:
             last = seq.block_table[-1] if seq.block_table else None
-            seq.block_table += self.allocator.allocate(missing, after=last)
-            first = seq.block_table[0]
-            seq.is_contiguous = seq.block_table == list(range(first, first + len(seq.block_table)))
+            room = self.blocks_for(seq.expected_len) - len(seq.block_table)
+            seq.block_table += self.allocator.allocate(missing, after=last, room=room)
+            seq.is_contiguous = is_run(seq.block_table)
 
     def append_rows(self, seq: CachedSequence, parents: SequenceOf[int], positions: SequenceOf[int]) -> None:
         """Number new rows in flight; `parents[i]` is the row that row i follows, -1 for the cached prefix."""
@@ -193,6 +186,9 @@ class KVCache:
         """Shorten the prefix to `new_len` tokens; rows in flight are forgotten."""
         if not 0 <= new_len <= seq.cached_len:
             raise ValueError(f"cannot truncate {seq.cached_len} cached tokens to {new_len}")
+        if new_len % self.block_size and new_len // self.block_size < seq.num_published:
+            self._make_writable(seq.block_table[new_len // self.block_size])
+        seq.num_published = min(seq.num_published, new_len // self.block_size)
         seq.cached_len = new_len
         self.rollback(seq)
 
@@ -213,8 +209,27 @@ class KVCache:
     def _trim(self, seq: CachedSequence) -> None:
         keep = self.blocks_for(seq.cached_len)
         if keep < len(seq.block_table):
-            self.allocator.free(seq.block_table[keep:])
+            # The end goes first: what is evicted first should be what fewest prefixes begin with.
+            self.allocator.free(reversed(seq.block_table[keep:]))
             del seq.block_table[keep:]
-            seq.is_contiguous = not seq.block_table or seq.block_table == list(
-                range(seq.block_table[0], seq.block_table[0] + keep)
-            )
+            seq.is_contiguous = is_run(seq.block_table)
+
+    def _copy(self, prefix: list[int], room: int) -> list[int]:
+        """A copy of blocks that are held, which are freed."""
+        own = self.allocator.allocate(len(prefix), room=room)
+        self.storage[:, :, self._slots_of_blocks(own)] = self.storage[:, :, self._slots_of_blocks(prefix)]
+        self.allocator.free(reversed(prefix))
+        return own
+
+    def _slots_of_blocks(self, blocks: list[int]) -> torch.Tensor | slice:
+        if is_run(blocks):
+            return slice(blocks[0] * self.block_size, (blocks[-1] + 1) * self.block_size)
+        firsts = torch.tensor(blocks, dtype=torch.int64)[:, None] * self.block_size
+        return (firsts + torch.arange(self.block_size)).flatten().to(self.device)
+
+    def _make_writable(self, block: int) -> None:
+        """A published block is to be shortened, and then written to: nobody may find it, or hold it, any more."""
+        if self.allocator.num_holders(block) > 1:
+            raise ValueError(f"KV block {block} is read by other sequences and cannot be shortened; release instead")
+        self._index.remove(block)
+        self.allocator.forget(block)

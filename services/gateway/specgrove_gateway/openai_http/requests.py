@@ -89,6 +89,7 @@ class _GenerationBody(_Strict):
     min_tokens: Count | None = None
     ignore_eos: bool | None = None
     stop_token_ids: Annotated[list[Count], Field(max_length=_MAX_STOP_TOKEN_IDS, fail_fast=True)] | None = None
+    priority: Number | None = None
     session_id: str | None = None
     speculation: SpeculationBody | None = None
 
@@ -201,6 +202,7 @@ def _http_request(
         ignore_eos=body.ignore_eos,
         stop=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),
         stop_token_ids=tuple(body.stop_token_ids or ()),
+        priority=body.priority or 0,
         speculation=(body.speculation or SpeculationBody()).to_options(),
     )
     has_usage_chunk = body.stream_options is not None and bool(body.stream_options.include_usage)

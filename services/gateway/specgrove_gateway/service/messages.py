@@ -55,6 +55,7 @@ def client_request_from_proto(message: gateway_pb2.GenerateRequest) -> ClientReq
         stop=tuple(message.stop),
         stop_token_ids=tuple(message.stop_token_ids),
         speculation=speculation_from_proto(message.speculation),
+        priority=message.priority,
         **given,
     )
 
@@ -107,6 +108,7 @@ def verifier_request_to_proto(
         sampling=sampling_to_proto(request.sampling),
         stop=stop_to_proto(request.stop),
         speculation=speculation_to_proto(request.speculation),
+        priority=request.priority,
     )
 
 

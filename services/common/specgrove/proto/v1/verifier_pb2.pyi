@@ -9,7 +9,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class VerifierGenerateRequest(_message.Message):
-    __slots__ = ("session_id", "epoch", "request_id", "prompt_token_ids", "committed_token_ids", "sampling", "stop", "speculation", "model")
+    __slots__ = ("session_id", "epoch", "request_id", "prompt_token_ids", "committed_token_ids", "sampling", "stop", "speculation", "model", "priority")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
@@ -19,6 +19,7 @@ class VerifierGenerateRequest(_message.Message):
     STOP_FIELD_NUMBER: _ClassVar[int]
     SPECULATION_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     epoch: int
     request_id: str
@@ -28,7 +29,8 @@ class VerifierGenerateRequest(_message.Message):
     stop: _generation_pb2.StopConditions
     speculation: _generation_pb2.SpeculationOptions
     model: str
-    def __init__(self, session_id: _Optional[str] = ..., epoch: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., committed_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_generation_pb2.SamplingParams, _Mapping]] = ..., stop: _Optional[_Union[_generation_pb2.StopConditions, _Mapping]] = ..., speculation: _Optional[_Union[_generation_pb2.SpeculationOptions, _Mapping]] = ..., model: _Optional[str] = ...) -> None: ...
+    priority: int
+    def __init__(self, session_id: _Optional[str] = ..., epoch: _Optional[int] = ..., request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., committed_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_generation_pb2.SamplingParams, _Mapping]] = ..., stop: _Optional[_Union[_generation_pb2.StopConditions, _Mapping]] = ..., speculation: _Optional[_Union[_generation_pb2.SpeculationOptions, _Mapping]] = ..., model: _Optional[str] = ..., priority: _Optional[int] = ...) -> None: ...
 
 class VerifierGenerateResponse(_message.Message):
     __slots__ = ("epoch", "token_ids", "finish_reason", "stop_string", "stats")
