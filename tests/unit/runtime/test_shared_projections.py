@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
-from specgrove.runtime.packed_linear import PackedColumns, PackedLinear, pack_linear_layers
+from specgrove.runtime.int8_linear import Int8Linear
+from specgrove.runtime.packed_linear import PackedColumns, PackedLinear, PackWeight, pack_linear_layers
 
 
 class _Attention(nn.Module):
@@ -51,3 +53,21 @@ def test_projections_of_different_inputs_are_packed_apart() -> None:
     assert pack_linear_layers(module) == 2
     assert isinstance(module.gate_proj, PackedLinear)
     assert isinstance(module.up_proj, PackedLinear)
+
+
+@pytest.mark.parametrize("pack", [PackedLinear.from_weight, Int8Linear.from_weight])
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_product_gives_its_columns_in_another_order_and_its_projections_theirs(pack: PackWeight, bias: bool) -> None:
+    attention, rows = _Attention(bias=bias), torch.randn(1, 7, 24)
+    pack_linear_layers(attention, pack)
+    projections = (attention.q_proj, attention.k_proj, attention.v_proj)
+    before = [projection(rows) for projection in projections]
+    order = torch.randperm(56, generator=torch.Generator().manual_seed(3))
+    for _ in range(2):  # asked for twice, done once
+        attention.q_proj.reorder_all_columns(order)
+        together = attention.q_proj.all_columns(rows)
+        torch.testing.assert_close(together, torch.cat(before, dim=-1)[..., order], rtol=0, atol=1e-6)
+        for projection, columns in zip(projections, before, strict=True):
+            torch.testing.assert_close(projection(rows), columns, rtol=0, atol=1e-6)
+    with pytest.raises(ValueError, match="another order already"):
+        attention.q_proj.reorder_all_columns(order.flip(0))

@@ -13,6 +13,7 @@ Without VNNI fbgemm adds products of pairs in 16 bits, so activations have 7 bit
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -45,8 +46,11 @@ class Int8Linear(nn.Module):
     @classmethod
     def from_weight(cls, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Int8Linear:
         """Round and pack `weight` (float [out, in]); `bias` (float [out] or None) stays as it is."""
-        out_features, in_features = weight.shape
-        steps, scale = quantize_rows(weight)
+        return cls._from_steps(*quantize_rows(weight), None if bias is None else bias.detach().float())
+
+    @classmethod
+    def _from_steps(cls, steps: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None) -> Int8Linear:
+        out_features, in_features = steps.shape
         with warnings.catch_warnings():
             # torch is about to move its quantised tensors elsewhere; only fbgemm's packing still asks for one.
             warnings.simplefilter("ignore", UserWarning)
@@ -54,7 +58,19 @@ class Int8Linear(nn.Module):
                 steps, scale.double().clamp_min(1e-12), torch.zeros(out_features, dtype=torch.int64), 0
             )
             packed = torch.ops.quantized.linear_prepack(quantised, None)
-        return cls(packed, None if bias is None else bias.detach().float(), in_features, out_features)
+        return cls(packed, bias, in_features, out_features)
+
+    def reordered(self, order: torch.Tensor) -> Int8Linear:
+        """The same product with its columns in another `order` (int64 [out])."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            weight, _ = torch.ops.quantized.linear_unpack(self.packed)
+            steps, scale = weight.int_repr()[order], weight.q_per_channel_scales()[order]
+        return self._from_steps(steps, scale, None if self.bias is None else self.bias[order])
+
+    def bare(self) -> Callable[[torch.Tensor], torch.Tensor]:
+        """`forward` with nothing to look up on the way."""
+        return self.forward
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         size = torch.linalg.vector_norm(rows, ord=float("inf"), dim=-1, keepdim=True).clamp_min_(_LEAST_SIZE)

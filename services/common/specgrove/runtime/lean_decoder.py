@@ -13,9 +13,9 @@ and everything but the matrix products happens once for all.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -23,13 +23,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from specgrove.runtime.attention import PackedStep
+from specgrove.runtime.lean_products import Product, joint, pair_channels, paired_order, side_by_side
 from specgrove.runtime.lean_step import HeadLayout, LeanStep
-from specgrove.runtime.packed_linear import PackedColumns
 from specgrove.runtime.state_tap import RewriteStates
 
 KNOWN_MODEL_TYPES = frozenset({"llama", "mistral", "qwen2"})
-
-Product = Callable[[torch.Tensor], torch.Tensor]  # [K, N, in] -> [K, N, out]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +40,26 @@ class _Norm:
     weight: torch.Tensor  # float32 [K, 1, H], times the root of H
     floor: torch.Tensor  # float32 [], the root of H * eps
 
-    def __call__(self, states: torch.Tensor) -> torch.Tensor:
-        if states.dtype == torch.float32:
-            size = torch.linalg.vector_norm(states, dim=-1, keepdim=True)
-            return states.div(torch.hypot(size, self.floor)).mul_(self.weight)
-        return self(states.float()).to(states.dtype)
+    def __call__(self, states: torch.Tensor, scratch: _Scratch) -> torch.Tensor:  # the scratch's: it does not last
+        if states.dtype != torch.float32:
+            return self(states.float(), scratch).to(states.dtype)
+        torch.linalg.vector_norm(states, dim=-1, keepdim=True, out=scratch.size)
+        torch.hypot(scratch.size, self.floor, out=scratch.size)
+        torch.div(states, scratch.size, out=scratch.normed)
+        return scratch.normed.mul_(self.weight)
+
+
+@dataclass(frozen=True, slots=True)
+class _Scratch:
+    """Where all norms of a step that have one shape leave what nobody needs for long."""
+
+    size: torch.Tensor  # float32 [K, N, 1]
+    normed: torch.Tensor  # float32 [K, N, H]
+
+    @classmethod
+    def like(cls, states: torch.Tensor) -> _Scratch:  # [K, N, H]
+        normed = torch.empty_like(states, dtype=torch.float32)
+        return cls(normed.new_empty(*states.shape[:2], 1), normed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +80,12 @@ class LeanDecoder:
         first = models[0]
         config = first.config
         attention = first.model.layers[0].self_attn
-        self._heads = HeadLayout(
+        heads = HeadLayout(
             config.num_attention_heads, config.num_key_value_heads, attention.head_dim, attention.scaling
         )
+        order = paired_order(heads)
+        paired = [pair_channels(layer.self_attn, order) for model in models for layer in model.model.layers]
+        self._heads = replace(heads, is_paired=all(paired))
         self._rotary: nn.Module = first.model.rotary_emb
         self._layers = [_layer(layers) for layers in zip(*(model.model.layers for model in models), strict=True)]
         self._final_norm = _norm([model.model.norm for model in models])
@@ -97,15 +113,15 @@ class LeanDecoder:
         """See `decoder.Decoder`; with K models the states that `before_head` may change are [K, W, H]."""
         states = _by_model([F.embedding(token_ids[0], model.get_input_embeddings().weight) for model in self._models])
         cos, sin = self._rotary(states, position_ids=positions)
-        lean = LeanStep.plan(step, self._heads, cos, sin)
+        lean, scratch = LeanStep.plan(step, self._heads, cos, sin), _Scratch.like(states)
         last = len(self._layers) - 1
         for number, layer in enumerate(self._layers):
             # Below the last attention only the rows that somebody asks about are of use.
             rows = wanted if number == last and len(wanted) < states.shape[1] else None
-            states = self._run_layer(number, layer, states, lean, rows)
+            states, scratch = self._run_layer(number, layer, states, lean, scratch, rows)
             for place in self._kept_layers.get(number + 1, ()):
                 self._kept[place] = states[0].clone() if number == last else states[0, wanted]
-        final = self._final_norm(states)
+        final = self._final_norm(states, scratch)
         for place in self._kept_layers.get(0, ()):
             self._kept[place] = final[0]
         if before_head is not None:
@@ -125,21 +141,21 @@ class LeanDecoder:
             self._kept_layers.clear()
 
     def _run_layer(
-        self, number: int, layer: _Layer, states: torch.Tensor, lean: LeanStep, rows: torch.Tensor | None
-    ) -> torch.Tensor:
-        heads = self._heads
-        num_rotated = heads.num_heads + heads.num_kv_heads
-        columns = layer.projections(layer.attention_norm(states))
-        by_head = columns.view(*columns.shape[:2], -1, heads.head_dim)
-        rotated = lean.rotate(by_head[:, :, :num_rotated])
-        mixed = lean.attend(
-            number, rotated[:, :, : heads.num_heads], rotated[:, :, heads.num_heads :], by_head[:, :, num_rotated:]
-        )
+        self,
+        number: int,
+        layer: _Layer,
+        states: torch.Tensor,  # [K, N, H]
+        lean: LeanStep,
+        scratch: _Scratch,
+        rows: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, _Scratch]:  # [K, N or len(rows), H]
+        mixed = lean.attend(number, layer.projections(layer.attention_norm(states, scratch)))
         if rows is not None:
             states, mixed = states[:, rows], mixed[:, rows]
+            scratch = _Scratch.like(states)
         states = layer.output(mixed).add_(states)
-        gate, up = layer.gate_and_up(layer.mlp_norm(states)).chunk(2, dim=-1)
-        return states.add_(layer.down(F.silu(gate).mul_(up)))
+        gate, up = layer.gate_and_up(layer.mlp_norm(states, scratch)).chunk(2, dim=-1)
+        return layer.down(F.silu(gate).mul_(up)).add_(states), scratch
 
 
 def _shape(model: Any) -> tuple[object, ...] | None:
@@ -182,11 +198,11 @@ def _layer(layers: Sequence[Any]) -> _Layer:
     mlps = [layer.mlp for layer in layers]
     return _Layer(
         attention_norm=_norm([layer.input_layernorm for layer in layers]),
-        projections=_joint([_side_by_side([a.q_proj, a.k_proj, a.v_proj]) for a in attentions]),
-        output=_joint([attention.o_proj for attention in attentions]),
+        projections=joint([side_by_side([a.q_proj, a.k_proj, a.v_proj]) for a in attentions]),
+        output=joint([attention.o_proj for attention in attentions]),
         mlp_norm=_norm([layer.post_attention_layernorm for layer in layers]),
-        gate_and_up=_joint([_side_by_side([mlp.gate_proj, mlp.up_proj]) for mlp in mlps]),
-        down=_joint([mlp.down_proj for mlp in mlps]),
+        gate_and_up=joint([side_by_side([mlp.gate_proj, mlp.up_proj]) for mlp in mlps]),
+        down=joint([mlp.down_proj for mlp in mlps]),
     )
 
 
@@ -195,34 +211,3 @@ def _norm(norms: Sequence[Any]) -> _Norm:
     hidden_size = weight.shape[-1]
     floor = torch.tensor(math.sqrt(hidden_size * norms[0].variance_epsilon), device=weight.device)
     return _Norm(weight * math.sqrt(hidden_size), floor)
-
-
-def _joint(products: Sequence[nn.Module]) -> Product:
-    """K products as one."""
-    if len(products) == 1:
-        return products[0].forward  # frozen modules without hooks: nothing is lost, a frame is saved
-    linears = [product for product in products if isinstance(product, nn.Linear)]
-    if len(linears) == len(products):
-        weights = torch.stack([linear.weight.detach().T for linear in linears])  # [K, in, out]
-        biases: list[torch.Tensor] = [linear.bias.detach() for linear in linears if linear.bias is not None]
-        if not biases:
-            return lambda rows: torch.bmm(rows, weights)
-        bias = torch.stack(biases)[:, None]
-        return lambda rows: torch.baddbmm(bias, rows, weights)
-    return lambda rows: torch.stack([product.forward(rows[k]) for k, product in enumerate(products)])
-
-
-def _side_by_side(projections: Sequence[Any]) -> nn.Module:
-    """One product in place of several with the same input; their weights become views of its weight."""
-    if isinstance(projections[0], PackedColumns):
-        return projections[0].all_columns
-    weights = [projection.weight for projection in projections]
-    biases = [projection.bias for projection in projections]
-    joint = nn.Linear(1, 1, bias=biases[0] is not None, device="meta")
-    joint.weight = nn.Parameter(torch.cat([weight.detach() for weight in weights]), requires_grad=False)
-    for projection, part in zip(projections, joint.weight.split([len(w) for w in weights]), strict=True):
-        projection.weight = nn.Parameter(part, requires_grad=False)
-    if biases[0] is not None:
-        joint.bias = nn.Parameter(torch.cat([bias.detach() for bias in biases]), requires_grad=False)
-    joint.out_features, joint.in_features = joint.weight.shape
-    return joint

@@ -47,6 +47,16 @@ class PackedLinear(nn.Module):
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         return torch.ops.quantized.linear_dynamic_fp16.default(rows, self.packed)
 
+    def bare(self) -> Callable[[torch.Tensor], torch.Tensor]:
+        """`forward` with nothing to look up on the way."""
+        operator, packed = torch.ops.quantized.linear_dynamic_fp16.default, self.packed
+        return lambda rows: operator(rows, packed)
+
+    def reordered(self, order: torch.Tensor) -> PackedLinear:
+        """The same product with its columns in another `order` (int64 [out])."""
+        weight, bias = torch.ops.quantized.linear_unpack_fp16(self.packed)
+        return PackedLinear.from_weight(weight[order], None if bias is None else bias[order])
+
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, weights=fp16_packed"
 
@@ -64,6 +74,7 @@ class _SharedProduct:
         weight = torch.cat([linear.weight.detach() for linear in linears])
         biases: list[torch.Tensor] = [linear.bias for linear in linears if linear.bias is not None]
         self.linear = pack(weight, torch.cat(biases) if biases else None)
+        self.order: torch.Tensor | None = None  # of the columns of `linear`; None as the projections have them
         self._widths = [linear.out_features for linear in linears]
         self._rows: torch.Tensor | None = None
         self._columns: Sequence[torch.Tensor] = ()
@@ -72,8 +83,19 @@ class _SharedProduct:
         # The very tensor, not an equal one: nothing is compared, and nothing can be mistaken.
         if self._rows is not rows:
             self._rows = rows
-            self._columns = self.linear(rows).split(self._widths, dim=-1)
+            columns = self.linear(rows)
+            if self.order is not None:
+                columns = columns[..., self.order.argsort()]
+            self._columns = columns.split(self._widths, dim=-1)
         return self._columns[index]
+
+    def reorder(self, order: torch.Tensor) -> None:
+        """Compute the columns in `order` (int64 [sum of out]); the projections still give theirs as they were."""
+        if self.order is None:
+            self.linear = self.linear.reordered(order)  # type: ignore[operator]
+        elif not torch.equal(self.order, order):
+            raise ValueError("these columns stand in another order already")
+        self.order, self._rows = order, None
 
 
 class PackedColumns(nn.Module):
@@ -90,6 +112,10 @@ class PackedColumns(nn.Module):
     def all_columns(self) -> nn.Module:
         """The one product [..., in] -> [..., sum of out] that this projection is a part of."""
         return self._shared.linear
+
+    def reorder_all_columns(self, order: torch.Tensor) -> None:
+        """Let `all_columns` give its columns in `order` (int64 [sum of out]); this projection stays what it was."""
+        self._shared.reorder(order)
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         return self._shared.columns(rows, self._index)
