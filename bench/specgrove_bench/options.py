@@ -193,7 +193,9 @@ def _add_with_what(group: Any) -> None:
     add("--ssm", type=Path, nargs="+", default=(), help="folders of the SSMs; default: that of make run")
     add("--gguf", type=Path, default=None, help="file for llama.cpp; default: the demo's")
     add("--vllm", type=Path, default=None, help="program vllm; default: .cache/engines/vllm, or on the PATH")
-    add("--llama-server", type=Path, default=None, help="the program; default: .cache/engines/llama_cpp, or on the PATH")
+    add(
+        "--llama-server", type=Path, default=None, help="the program; default: .cache/engines/llama_cpp, or on the PATH"
+    )
     add("--out", type=Path, default=None, help="JSON to write (.md and .svg beside); default: bench/results/TIME.json")
     add("--compare", type=Path, nargs="+", default=(), metavar=("EARLIER", "LATER"),
         help="exit 1 when a ratio got worse than in EARLIER; with LATER nothing is run")  # fmt: skip

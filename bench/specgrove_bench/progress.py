@@ -25,7 +25,9 @@ class Progress:
 
     def begin(self, block: Block) -> None:
         number = self._num_blocks - len(self._ahead) + 1
-        self._say(f"{number} of {self._num_blocks}: {block.load.key}, {block.competitor}; {in_words(self.left_s())} left")
+        self._say(
+            f"{number} of {self._num_blocks}: {block.load.key}, {block.competitor}; {in_words(self.left_s())} left"
+        )
         self._began_s = self._clock()
 
     def end(self, block: Block) -> None:

@@ -1,4 +1,4 @@
-"""Every figure that two machines, or one machine on two days, have in common: ratios within one run, with their spread."""
+"""What two machines, or one machine on two days, have in common: ratios within one run, with their spread."""
 
 from __future__ import annotations
 
@@ -57,9 +57,7 @@ def ratios_of(
     return ratios
 
 
-def speedup_over(
-    runs: dict[tuple[str, str], list[BlockRun]], load: str, name: str, other: str
-) -> Spread | None:
+def speedup_over(runs: dict[tuple[str, str], list[BlockRun]], load: str, name: str, other: str) -> Spread | None:
     """Time per token of `other` over that of `name`, request by request; None where one of them was not measured."""
     if (load, name) not in runs or (load, other) not in runs:
         return None
@@ -67,9 +65,7 @@ def speedup_over(
     return Spread.of(_by_request(own, base, lambda record: record.answer.time_per_token_s))
 
 
-def throughput_over(
-    runs: dict[tuple[str, str], list[BlockRun]], load: str, name: str, other: str
-) -> Spread | None:
+def throughput_over(runs: dict[tuple[str, str], list[BlockRun]], load: str, name: str, other: str) -> Spread | None:
     """Tokens a second of `name` over those of `other`, round by round."""
     if (load, name) not in runs or (load, other) not in runs:
         return None

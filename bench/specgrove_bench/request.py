@@ -60,7 +60,7 @@ class SpeculationCounts:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """`token_ids` is empty where a server tells only how many tokens came, and `counts` None where it does not draft."""
+    """`token_ids` is empty where a server tells only how many tokens came; `counts` is there if it tells them."""
 
     chunks: tuple[Chunk, ...]
     token_ids: tuple[int, ...] = ()

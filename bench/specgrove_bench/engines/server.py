@@ -47,9 +47,10 @@ def find_program(name: str, given: Path | None, homes: Sequence[Path], install: 
         if not given.is_file():
             raise EngineMissing(f"there is no program {given}; install one with: {install}")
         return given
-    for home in homes:
-        if (home / "bin" / name).is_file():
-            return home / "bin" / name
+    for home in homes:  # in its bin/, or in that of a Python package that carries the program
+        for place in (home / "bin" / name, *sorted(home.glob(f"lib/python*/site-packages/*/bin/{name}"))):
+            if place.is_file():
+                return place
     on_path = which(name)
     if on_path is None:
         raise EngineMissing(f"no {name} here; install it with: {install}")

@@ -1,4 +1,4 @@
-"""`transformers` generate in float32 on the same prompts, plain or assisted by the same SSM: what a user has without us."""
+"""`transformers` generate in float32 on the same prompts, plain or assisted by the same SSM."""
 
 from __future__ import annotations
 
