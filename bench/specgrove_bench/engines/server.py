@@ -59,7 +59,7 @@ def find_program(name: str, given: Path | None, homes: Sequence[Path], install: 
 
 @contextmanager
 def running(server: EngineServer, target: Path, run_dir: Path) -> Iterator[EngineServer]:
-    """Start the server, wait until it is healthy, and stop it in the end. Raises `LocalError` when it does not come up."""
+    """Start the server, wait until it is healthy, and stop it in the end. Raises `SpecgroveError`."""
     base = CommandBuilder(ClusterOptions(target=target)).environment("verifier")
     own = {name: value for name, value in base.items() if name != "PYTHONPATH"}  # an environment of its own
     process = ManagedProcess(
