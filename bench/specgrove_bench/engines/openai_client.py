@@ -71,7 +71,7 @@ class _Reading:
     def take(self, event: Mapping[str, Any], at_s: float) -> None:
         if "error" in event:
             raise AskFailed(f"the server broke off: {event['error']}")
-        choice = next(iter(event.get("choices") or ()), {})
+        choice: Mapping[str, Any] = next(iter(event.get("choices") or ()), {})
         usage = event.get("usage") or {}
         self._num_by_usage = usage.get("completion_tokens", self._num_by_usage)
         ids = choice.get("token_ids") or ()
