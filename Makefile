@@ -45,7 +45,7 @@ protos: $(STAMP) ## Write the generated messages again from protos/
 gpu-check: $(STAMP) ## Check and time the kernels on an NVIDIA GPU (ARGS=--interpret: check small shapes on the CPU)
 	@PYTHONPATH=bench:kernels $(PY) -m specgrove_bench.gpu_check $(ARGS)
 
-bench: $(STAMP) ## Measure time per token: speculation off, chain, trees, and transformers' generate beside them
+bench: $(STAMP) ## Measure latency and throughput in all modes under load, beside other engines (ARGS=--full: everything)
 	@PYTHONPATH=bench $(PY) -m specgrove_bench $(ARGS)
 
 paper: $(STAMP) ## Make the paper's tables for this pair: success rates, widths, rules, expansion and merge, members

@@ -1,1 +1,1 @@
-"""Time per token over the real services: speculation off, a chain, trees, and `transformers` beside them."""
+"""Latency and throughput over the real services: speculation off, chain, trees, controller, and other engines."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 
-from specgrove_bench.modes import MODES, system_flags
+from specgrove_bench.contender import Pair
+from specgrove_bench.modes import system_flags
 from specgrove_bench.options import BenchOptions
 from specgrove_local.cluster import LocalCluster
 from specgrove_local.options import SHARED_CORES_FLAGS, ClusterOptions
@@ -15,26 +15,28 @@ from specgrove_local.ports import PortPicker
 Report = Callable[[str], None]
 _MIN_KV_TOKENS = 4096
 _BLOCK = 16  # tokens in a KV block
+_TREE_ROOM = 64  # tokens of a session beyond prompt and answer: a tree, and the last block's rest
 
 
 @contextmanager
 def running_systems(
-    names: Sequence[str], options: BenchOptions, target: Path, ssms: Sequence[Path], report: Report
+    names: Sequence[str], options: BenchOptions, pair: Pair, kv_tokens: int, report: Report
 ) -> Iterator[dict[str, LocalCluster]]:
-    """All systems that `names` (modes) need, by system name, started one after the other."""
+    """The named systems, started one after the other. Their caches hold `kv_tokens` each: idle ones are not free."""
     with ExitStack() as stack:
         systems: dict[str, LocalCluster] = {}
-        for name in dict.fromkeys(MODES[mode].system for mode in names):
+        for name in dict.fromkeys(names):
             flags = system_flags(name, options)
             report(f"starting the system '{name}'")
             systems[name] = stack.enter_context(
                 LocalCluster(
                     ClusterOptions(
-                        target=target,
+                        target=pair.target,
                         http_port=PortPicker().any_free(),
-                        ssms=tuple(ssms[: flags.max_ssms]),
+                        ssms=tuple(pair.ssms[: flags.max_ssms]),
+                        num_drafters=flags.num_drafters,
                         run_dir=options.run_dir / name,
-                        verifier_flags=("--kv-tokens", str(_kv_tokens(options)), *flags.verifier),
+                        verifier_flags=("--kv-tokens", str(kv_tokens), *flags.verifier),
                         drafter_flags=(*SHARED_CORES_FLAGS, *flags.drafter),
                     )
                 )
@@ -42,7 +44,14 @@ def running_systems(
         yield systems
 
 
-def _kv_tokens(options: BenchOptions) -> int:
-    """Room for one session: several systems run side by side, and a cache of the default size is most of a gigabyte."""
-    longest = options.max_prompt_tokens + options.max_tokens + 64  # and a tree
-    return max(_MIN_KV_TOKENS, -(-longest // _BLOCK) * _BLOCK)
+def kv_tokens_for(prompt_lens: Sequence[int], options: BenchOptions) -> int:
+    """Room for the longest prompts at the highest load, so that no generation waits for blocks."""
+    count = options.max_concurrency
+    longest = sorted(prompt_lens, reverse=True) * (count // len(prompt_lens) + 1)
+    answer_len = options.max_tokens if count == 1 else max(options.max_tokens, options.load_tokens)
+    return blocks_of(sum(longest[:count]) + count * (answer_len + _TREE_ROOM))
+
+
+def blocks_of(num_tokens: int) -> int:
+    """`num_tokens` rounded up to whole KV blocks, and never less than the smallest sensible cache."""
+    return max(_MIN_KV_TOKENS, -(-num_tokens // _BLOCK) * _BLOCK)

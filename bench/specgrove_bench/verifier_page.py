@@ -1,4 +1,4 @@
-"""Sums of a verifier's histograms, read before and after an answer: time of a step, and from commit to tree."""
+"""Sums of a verifier's histograms, read before and after a load: time and rows of a step, and from commit to tree."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ class PageSums:
 
     step_s: float = 0.0
     num_steps: float = 0.0
+    step_rows: float = 0.0
     draft_s: float = 0.0
     num_drafts: float = 0.0
     num_fallbacks: float = 0.0  # steps that went on without the draft they had asked for
@@ -23,6 +24,7 @@ class PageSums:
         return PageSums(
             self.step_s - other.step_s,
             self.num_steps - other.num_steps,
+            self.step_rows - other.step_rows,
             self.draft_s - other.draft_s,
             self.num_drafts - other.num_drafts,
             self.num_fallbacks - other.num_fallbacks,
@@ -32,6 +34,7 @@ class PageSums:
         return PageSums(
             self.step_s + other.step_s,
             self.num_steps + other.num_steps,
+            self.step_rows + other.step_rows,
             self.draft_s + other.draft_s,
             self.num_drafts + other.num_drafts,
             self.num_fallbacks + other.num_fallbacks,
@@ -45,6 +48,7 @@ def read_sums(metrics_url: str) -> PageSums:
     return PageSums(
         step_s=sample.get("specgrove:step_seconds_sum", 0.0),
         num_steps=sample.get("specgrove:step_seconds_count", 0.0),
+        step_rows=sample.get("specgrove:step_rows_sum", 0.0),
         draft_s=sample.get("specgrove:draft_round_trip_seconds_sum", 0.0),
         num_drafts=sample.get("specgrove:draft_round_trip_seconds_count", 0.0),
         num_fallbacks=sum(value for name, value in sample.items() if name.startswith(_FALLBACKS)),
