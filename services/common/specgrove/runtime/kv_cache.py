@@ -19,6 +19,7 @@ from itertools import pairwise
 import torch
 
 from specgrove.errors import SpecgroveError
+from specgrove.runtime.kv_moves import PendingMoves
 
 
 class OutOfBlocks(SpecgroveError):
@@ -118,6 +119,7 @@ class KVCache:
         self.block_size = block_size
         self.allocator = BlockAllocator(num_blocks)
         self.device = torch.device(device)
+        self.moves: PendingMoves | None = None  # where accepted paths wait for one launch; None moves them at once
         self.storage = torch.zeros(
             (shape.num_layers, 2, num_blocks * block_size, shape.num_kv_heads, shape.head_dim),
             dtype=shape.dtype,
@@ -176,10 +178,15 @@ class KVCache:
         moved = [(place, row) for place, row in enumerate(kept) if place != row]
         if moved:
             first = moved[0][0]  # rows before it are in place already
-            target = self.slots(seq, seq.cached_len + first, seq.cached_len + len(kept))
-            source = self._slots_of_rows(seq, kept[first:])
-            # Advanced indexing reads into a copy first, so overlapping source and target are safe.
-            self.storage[:, :, target] = self.storage[:, :, source]
+            if self.moves is not None:
+                self.moves.add(
+                    self._slots_of_rows(seq, kept[first:]), self._slots_of_rows(seq, range(first, len(kept)))
+                )
+            else:
+                target = self.slots(seq, seq.cached_len + first, seq.cached_len + len(kept))
+                source = torch.tensor(self._slots_of_rows(seq, kept[first:]), dtype=torch.int64, device=self.device)
+                # Advanced indexing reads into a copy first, so overlapping source and target are safe.
+                self.storage[:, :, target] = self.storage[:, :, source]
         seq.cached_len += len(kept)
         self.rollback(seq)
 
@@ -202,13 +209,9 @@ class KVCache:
             self.truncate(seq, 0)
             seq.is_released = True
 
-    def _slots_of_rows(self, seq: CachedSequence, rows: SequenceOf[int]) -> torch.Tensor:
+    def _slots_of_rows(self, seq: CachedSequence, rows: SequenceOf[int]) -> list[int]:
         places = [seq.cached_len + row for row in rows]
-        return torch.tensor(
-            [seq.block_table[place // self.block_size] * self.block_size + place % self.block_size for place in places],
-            dtype=torch.int64,
-            device=self.device,
-        )
+        return [seq.block_table[place // self.block_size] * self.block_size + place % self.block_size for place in places]
 
     def _trim(self, seq: CachedSequence) -> None:
         keep = self.blocks_for(seq.cached_len)

@@ -25,6 +25,7 @@ from torch import nn
 from specgrove.runtime.attention import PackedStep
 from specgrove.runtime.lean_step import HeadLayout, LeanStep
 from specgrove.runtime.packed_linear import PackedColumns
+from specgrove.runtime.paged_step import PagedStep
 from specgrove.runtime.state_tap import RewriteStates
 
 KNOWN_MODEL_TYPES = frozenset({"llama", "mistral", "qwen2"})
@@ -97,7 +98,7 @@ class LeanDecoder:
         """See `decoder.Decoder`; with K models the states that `before_head` may change are [K, W, H]."""
         states = _by_model([F.embedding(token_ids[0], model.get_input_embeddings().weight) for model in self._models])
         cos, sin = self._rotary(states, position_ids=positions)
-        lean = LeanStep.plan(step, self._heads, cos, sin)
+        lean = _plan(step, self._heads, cos, sin)
         last = len(self._layers) - 1
         for number, layer in enumerate(self._layers):
             # Below the last attention only the rows that somebody asks about are of use.
@@ -125,7 +126,7 @@ class LeanDecoder:
             self._kept_layers.clear()
 
     def _run_layer(
-        self, number: int, layer: _Layer, states: torch.Tensor, lean: LeanStep, rows: torch.Tensor | None
+        self, number: int, layer: _Layer, states: torch.Tensor, lean: LeanStep | PagedStep, rows: torch.Tensor | None
     ) -> torch.Tensor:
         heads = self._heads
         num_rotated = heads.num_heads + heads.num_kv_heads
@@ -140,6 +141,12 @@ class LeanDecoder:
         states = layer.output(mixed).add_(states)
         gate, up = layer.gate_and_up(layer.mlp_norm(states)).chunk(2, dim=-1)
         return states.add_(layer.down(F.silu(gate).mul_(up)))
+
+
+def _plan(step: PackedStep, heads: HeadLayout, cos: torch.Tensor, sin: torch.Tensor) -> LeanStep | PagedStep:
+    if step.paged is None:
+        return LeanStep.plan(step, heads, cos, sin)
+    return PagedStep.plan(step, step.paged, heads, cos, sin)
 
 
 def _shape(model: Any) -> tuple[object, ...] | None:
