@@ -25,6 +25,7 @@ from specgrove.runtime.state_tap import RewriteStates
 
 if TYPE_CHECKING:
     from specgrove.runtime.loading import LoadedModel
+from specgrove_kernels.backend import KernelSet
 from specgrove_kernels.tree_attention import TailMask
 
 
@@ -72,6 +73,11 @@ class PackedForward:
         self._cache = cache
         self._paged = None if loaded.paged is None else PagedForward(loaded, cache, loaded.paged)
         self.num_forwards = 0
+
+    @property
+    def kernels(self) -> KernelSet | None:
+        """What this model attends with; None for plain torch."""
+        return None if self._loaded.paged is None else self._loaded.paged.kernels
 
     @torch.inference_mode()
     def run(
