@@ -83,6 +83,21 @@ class PagedBatch:
     max_keys: int  # longest prefix with its tail; of a padded batch, what a block table has room for
     is_padded: bool = False  # rows, sequences and tiles may stand after the last real ones; their results are 0
 
+    @classmethod
+    def of(
+        cls,
+        tensors: Sequence[torch.Tensor],
+        rows_per_tile: int,
+        block_size: int,
+        max_keys: int,
+        *,
+        is_padded: bool = False,
+    ) -> PagedBatch:
+        """A batch of what `batch_arrays` gives, on the device."""
+        starts, tails, lens, tables, chains, words, positions, tail_positions, tile_seqs, tile_rows = tensors
+        places = (positions, tail_positions, tile_seqs, tile_rows)
+        return cls(starts, tails, lens, tables, chains, words, *places, rows_per_tile, block_size, max_keys, is_padded)
+
     @property
     def num_sequences(self) -> int:
         return len(self.cached_lens)
@@ -99,7 +114,7 @@ def pack_batch(
     shape = shape_of(sequences, heads_per_kv_head)
     tensors = stage(batch_arrays(sequences, shape, block_size, is_padded=False), torch.device(device))
     max_keys = max(seq.cached_len + len(seq.ancestors) for seq in sequences)
-    return PagedBatch(*tensors, shape.rows_per_tile, block_size, max_keys)
+    return PagedBatch.of(tensors, shape.rows_per_tile, block_size, max_keys)
 
 
 def shape_of(sequences: Sequence[SequenceInFlight], heads_per_kv_head: int) -> BatchShape:

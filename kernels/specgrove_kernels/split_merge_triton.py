@@ -10,7 +10,7 @@ def merge_splits(
     mixed: torch.Tensor,  # float32 [S, N, H, D], each share's mean of the values under its own softmax
     masses: torch.Tensor,  # float32 [S, N, H], log2 of each share's softmax denominator; -inf for an empty share
     output: torch.Tensor,  # [N, H, D], written
-    row_starts: torch.Tensor,  # int32 [B + 1]; rows past its last entry pad the batch, have no shares and stay as they are
+    row_starts: torch.Tensor,  # int32 [B + 1]; rows past its last entry pad the batch and stay as they are
 ) -> None:
     """`output` is the mean of the values under the softmax over all shares."""
     splits, num_rows, num_heads, head_dim = mixed.shape

@@ -21,8 +21,8 @@ def stage(
 ) -> tuple[torch.Tensor, ...]:
     """`arrays` (int32, int64 or float32) as tensors on `device`, in one copy that does not wait for the device.
 
-    `into` (uint8 [num_bytes_of(arrays)], on the device) is written instead of new memory: tensors staged into it before,
-    from arrays of the same shapes, then hold the new values.
+    `into` (uint8 [num_bytes_of(arrays)], on the device) is written instead of new memory: tensors staged into it
+    before, from arrays of the same shapes, then hold the new values.
     """
     offsets = _offsets(arrays)
     # Fresh pinned memory for each step: torch keeps it until the copy has been made, whoever forgets it before.

@@ -1,4 +1,4 @@
-"""A tiny model through the packed forward on the Triton kernels, in the interpreter; whole engines run in a slow test."""
+"""A tiny model through the packed forward on the Triton kernels, interpreted; engines run in a slow test."""
 
 from __future__ import annotations
 

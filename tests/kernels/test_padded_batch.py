@@ -29,7 +29,7 @@ def padded(case: AttentionCase, grow: BatchShape) -> PagedBatch:
     )
     arrays = batch_arrays(sequences, shape, case.block_size, is_padded=True)
     tensors = stage(arrays, torch.device("cpu"))
-    return PagedBatch(*tensors, shape.rows_per_tile, case.block_size, shape.blocks * case.block_size, is_padded=True)
+    return PagedBatch.of(tensors, shape.rows_per_tile, case.block_size, shape.blocks * case.block_size, is_padded=True)
 
 
 @pytest.mark.parametrize("grow", [BatchShape(0, 0, 0, 0, 0), BatchShape(5, 3, 0, 7, 1), BatchShape(1, 1, 0, 60, 2)])

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-import torch
-
 from specgrove.runtime.loading import LoadedModel
 from specgrove.runtime.paged_rows import PagedAttention
 from specgrove.runtime.step_graphs import Recorded, Tensors
@@ -15,7 +13,7 @@ from specgrove_kernels.backend import KernelSet, reference_kernels
 
 @dataclass(slots=True)
 class ReplayingCapture:
-    """Records by keeping the work: a replay runs it again and puts the results where the first outputs are.
+    """Records by keeping the work: a replay runs it again, and its outputs must lie where the first ones do.
 
     As with a CUDA graph, outputs hold nothing before the first replay, and inputs are read where they lay at recording.
     """
@@ -29,12 +27,14 @@ class ReplayingCapture:
         if self.num_recorded >= self.max_records:
             raise RuntimeError("operation not permitted when stream is capturing")
         self.num_recorded += 1
-        outputs = tuple(torch.full_like(output, float("nan")) for output in work())
+        outputs = work()
+        for output in outputs:
+            output.fill_(float("nan"))
 
         def replay() -> None:
             self.num_replayed += 1
             for output, value in zip(outputs, work(), strict=True):
-                output.copy_(value)
+                assert output.data_ptr() == value.data_ptr()
 
         return Recorded(outputs, replay, self._forget)
 

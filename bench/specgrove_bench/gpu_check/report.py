@@ -72,7 +72,8 @@ class GpuReport:
         shares = ", ".join(f"{share:.2f}" for share in self.acceptance_by_depth)
         head = (
             f"## A whole step, 8B Llama with random weights\n\nSynthetic acceptance by depth: {shares}.\n\n"
-            "| way | sequences | prefix | nodes | tree step ms | plain step ms | floor ms | tokens per step | speed-up |\n"
+            "| way | sequences | prefix | nodes | tree step ms | plain step ms | floor ms | tokens per step "
+            "| speed-up |\n"
             "|---|---|---|---|---|---|---|---|---|\n"
         )
         return head + "".join(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -48,9 +49,9 @@ def runtime_llama(model: nn.Module, config: LlamaConfig) -> LoadedModel:
 
 def on_kernels(loaded: LoadedModel, kernels: KernelSet, *, is_padded: bool) -> LoadedModel:
     """`loaded` attending by `kernels`; `is_padded` runs decode steps in buckets, replayed where the device records."""
-    config = loaded.model.config
+    config: Any = loaded.model.config
     capture = partial(_capture_for, loaded.device) if is_padded else None
-    group = config.num_attention_heads // loaded.kv_shape.num_kv_heads  # type: ignore[operator, union-attr]
+    group = config.num_attention_heads // loaded.kv_shape.num_kv_heads
     return replace(loaded, paged=PagedAttention(kernels, group, capture))
 
 

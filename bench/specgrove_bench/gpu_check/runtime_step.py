@@ -77,7 +77,7 @@ class RuntimeStand:
         """The kernels choose as they would; what random weights chose then gives way to the synthetic choices."""
         parents, num_seqs, num_rows = self._rows.parents, len(self._seqs), len(self._tokens)
         wanted = [c for _ in self._seqs for c in self._acceptance.choices(self._tokens, parents, self._draw)]
-        arrays = [
+        arrays: list[np.ndarray] = [
             np.full(len(logits), _TEMPERATURE, dtype=np.float32),
             np.zeros(len(logits), dtype=np.int64),
             np.arange(len(logits), dtype=np.int64),

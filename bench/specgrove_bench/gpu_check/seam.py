@@ -24,8 +24,8 @@ from specgrove_kernels.backend import KernelSet
 # Of the largest logit. Half precision rounds every layer's states, by whichever attention.
 TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
 _BLOCK_SIZE = 4
-_PREFIXES = (0, 3, 4, 5, 18)
-_TREES = (6, 1, 6, 1, 6)  # nodes of each sequence's tree, by step: both buckets come back
+_PREFIXES = (0, 3, 4, 9)
+_TREES = (6, 1, 6, 6, 6)  # nodes of each sequence's tree, by step: one bucket comes back until it is replayed
 
 
 def tiny_llama() -> LlamaConfig:
@@ -45,7 +45,8 @@ def tiny_llama() -> LlamaConfig:
 
 def check_seam(kernels: KernelSet, device: torch.device) -> Iterator[Outcome]:
     """Outcomes of whole steps through `PackedForward`, eager and in buckets."""
-    for dtype, tolerance in TOLERANCES.items():
+    on_gpu = device.type == "cuda"  # half precision would keep the interpreter busy for nothing
+    for dtype, tolerance in TOLERANCES.items() if on_gpu else [(torch.float32, TOLERANCES[torch.float32])]:
         torch.manual_seed(0)
         config = tiny_llama()
         plain = runtime_llama(random_llama(config, device, dtype), config)

@@ -1,6 +1,6 @@
 """Verification steps against plain decoding: milliseconds a step, tokens a step, and the bytes that bound both.
 
-By three ways: the kernels called by hand, the runtime's own path, and that with its decode steps recorded as CUDA graphs.
+Three ways: the kernels called by hand, the runtime's own path, and that with decode steps recorded as CUDA graphs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from specgrove_bench.gpu_check.runtime_model import on_kernels, runtime_llama
 from specgrove_bench.gpu_check.runtime_step import RuntimeStand
 from specgrove_bench.gpu_check.timing import StepTiming, median_ms
 from specgrove_kernels.backend import KernelSet
-
 
 
 class Stand(Protocol):

@@ -2,8 +2,8 @@
 
     rows of all trees ──choose_tokens──▶ the target's token after each ──walk_trees──▶ path and own token of each tree
 
-The kernels know rule `coupled` with temperature alone; a generation that wants more of the sampler (top-k, top-p, min-p,
-suppressed stop tokens, another rule) takes the torch path of `verdicts.py`. Both give the same tokens.
+The kernels know rule `coupled` with temperature alone; a generation that wants more of the sampler (top-k, top-p,
+min-p, suppressed stop tokens, another rule) takes the torch path of `verdicts.py`. Both give the same tokens.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _by_kernels(
     temperatures = [s.temperature if plain else 0.0 for s, plain in zip(samplings, is_plain, strict=True)]
     seeds = np.array([sampling.seed for sampling in samplings], dtype=np.uint64).view(np.int64)
     places = [len(g.tokens) + depth for g, tree in zip(generations, trees, strict=True) for depth in tree.depths]
-    arrays = [
+    arrays: list[np.ndarray] = [
         np.repeat(np.array(temperatures, dtype=np.float32), sizes),
         np.repeat(seeds, sizes),
         np.array(places, dtype=np.int64),

@@ -1,4 +1,4 @@
-"""The forward over the paged kernels (their references here): the logits of the plain one, eager, padded and replayed."""
+"""The forward over the paged kernels (their references here): logits of the plain one, eager, padded, replayed."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def several_steps(runner: Runner, *, seed: int = 0, num_steps: int = 5) -> list[
 @pytest.mark.parametrize("is_recorded", [False, True])
 def test_trees_of_many_sessions_have_the_logits_of_the_plain_forward(loaded: LoadedModel, is_recorded: bool) -> None:
     capture = ReplayingCapture()
-    ours = several_steps(runner_of(paged(loaded, capture=capture if is_recorded else None)), num_steps=8)
-    for actual, expected in zip(ours, several_steps(runner_of(loaded), num_steps=8), strict=True):
+    ours = several_steps(runner_of(paged(loaded, capture=capture if is_recorded else None)), num_steps=16)
+    for actual, expected in zip(ours, several_steps(runner_of(loaded), num_steps=16), strict=True):
         assert_close(actual, expected)
     assert bool(capture.num_replayed) == is_recorded
 
@@ -73,8 +73,8 @@ def test_what_padding_rows_hold_changes_no_result(llama: LoadedModel) -> None:
 
     capture, kernels = ReplayingCapture(), replace(right, paged_tree_attention=poisoned)
     for actual, expected in zip(
-        several_steps(runner_of(paged(llama, kernels=kernels, capture=capture)), seed=3, num_steps=8),
-        several_steps(runner_of(llama), seed=3, num_steps=8),
+        several_steps(runner_of(paged(llama, kernels=kernels, capture=capture)), seed=3, num_steps=16),
+        several_steps(runner_of(llama), seed=3, num_steps=16),
         strict=True,
     ):
         assert_close(actual, expected)
@@ -85,7 +85,7 @@ def test_padding_rows_write_no_slot(llama: LoadedModel) -> None:
     runner = runner_of(paged(llama, capture=ReplayingCapture()))
     text = runner.prefilled(random_tokens(Random(1), 5))
     tree = random_tree(Random(2), 2)  # three rows, in a bucket of four
-    for _ in range(3):
+    for _ in range(4):
         runner.cache.storage[:, :, 8:] = 7.0
         runner.forward.run([runner.tree(text, tree)])
         runner.cache.rollback(text.seq)
@@ -110,7 +110,7 @@ def test_replayed_steps_leave_earlier_results_alone(llama: LoadedModel) -> None:
 def test_prefill_is_not_recorded(llama: LoadedModel) -> None:
     capture = ReplayingCapture()
     runner = runner_of(paged(llama, capture=capture))
-    for _ in range(3):
+    for _ in range(4):
         text = runner.prefilled([])
         rows = runner.chain(text, random_tokens(Random(1), 8), wants=False)
         runner.forward.run([rows])
@@ -121,7 +121,7 @@ def test_prefill_is_not_recorded(llama: LoadedModel) -> None:
 def test_rows_in_the_middle_can_be_all_that_is_wanted(llama: LoadedModel, is_recorded: bool) -> None:
     capture = ReplayingCapture()
     runner, plain = runner_of(paged(llama, capture=capture if is_recorded else None)), runner_of(llama)
-    for _ in range(3):
+    for _ in range(4):
         logits = []
         for each in (runner, plain):
             text = each.prefilled(random_tokens(Random(1), 6))
@@ -135,7 +135,7 @@ def test_rows_in_the_middle_can_be_all_that_is_wanted(llama: LoadedModel, is_rec
 @pytest.mark.parametrize("is_recorded", [False, True])
 def test_states_are_read_beside_the_logits(loaded: LoadedModel, is_recorded: bool) -> None:
     ours = paged(loaded, capture=ReplayingCapture() if is_recorded else None)
-    for _ in range(3):
+    for _ in range(4):
         read = []
         for model in (ours, loaded):
             runner = runner_of(model)
@@ -152,7 +152,9 @@ def test_a_stack_of_models_attends_as_one(tmp_path: Path) -> None:
     plain = stack(models)
     assert joint is not None
     assert plain is not None
-    for actual, expected in zip(several_steps(runner_of(joint)), several_steps(runner_of(plain)), strict=True):
+    for actual, expected in zip(
+        several_steps(runner_of(joint), num_steps=16), several_steps(runner_of(plain), num_steps=16), strict=True
+    ):
         assert_close(actual, expected)
 
 
@@ -161,7 +163,7 @@ def test_states_changed_before_the_head_run_eagerly(llama: LoadedModel) -> None:
     runner = runner_of(paged(llama, capture=capture))
     text = runner.prefilled(random_tokens(Random(1), 6))
     halve: Callable[[torch.Tensor], torch.Tensor] = lambda states: states * 0.5  # noqa: E731
-    for _ in range(3):
+    for _ in range(4):
         whole = runner.forward.run([runner.chain(text, [5])])
         runner.cache.rollback(text.seq)
         assert_close(runner.forward.run([runner.chain(text, [5])], halve), whole * 0.5)

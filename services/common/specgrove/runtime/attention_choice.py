@@ -72,8 +72,8 @@ def _wants_triton(attention: AttentionChoice, device: torch.device) -> bool:
     if device.type == "cuda" or (device.type == "cpu" and is_interpreted()):
         return True
     raise ModelLoadError(
-        f"attention=triton needs an NVIDIA GPU and device={device} is none; choose attention=auto, or start the process "
-        "with TRITON_INTERPRET=1 to run the kernels slowly on the CPU, for tests"
+        f"attention=triton needs an NVIDIA GPU and device={device} is none; choose attention=auto, or start the "
+        "process with TRITON_INTERPRET=1 to run the kernels slowly on the CPU, for tests"
     )
 
 

@@ -1,9 +1,9 @@
 """Shapes that decode steps are padded to: few enough to be recorded, close enough that padding costs little.
 
-    rows    1 2 4 8 12 16 24 32 48 64 96 128 192 256        padding rows write nowhere and are asked nothing
-    tiles   powers of two                                   padding tiles stop at once
-    blocks  64 256 1024 ... of a block table                the kernel reads what the prefix needs
-    words   powers of two of 64 rows in flight
+rows    1 2 4 8 12 16 24 32 48 64 96 128 192 256        padding rows write nowhere and are asked nothing
+tiles   powers of two                                   padding tiles stop at once
+blocks  64 256 1024 ... of a block table                the kernel reads what the prefix needs
+words   powers of two of 64 rows in flight
 """
 
 from __future__ import annotations

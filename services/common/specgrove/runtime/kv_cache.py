@@ -211,7 +211,9 @@ class KVCache:
 
     def _slots_of_rows(self, seq: CachedSequence, rows: SequenceOf[int]) -> list[int]:
         places = [seq.cached_len + row for row in rows]
-        return [seq.block_table[place // self.block_size] * self.block_size + place % self.block_size for place in places]
+        return [
+            seq.block_table[place // self.block_size] * self.block_size + place % self.block_size for place in places
+        ]
 
     def _trim(self, seq: CachedSequence) -> None:
         keep = self.blocks_for(seq.cached_len)

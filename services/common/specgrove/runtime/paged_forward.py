@@ -144,7 +144,7 @@ class PagedForward:
     ) -> Tensors:
         token_ids, positions, slots, _, *tables = inputs
         max_keys = shape.blocks * self._cache.block_size
-        batch = PagedBatch(*tables, shape.rows_per_tile, self._cache.block_size, max_keys, is_padded)
+        batch = PagedBatch.of(tables, shape.rows_per_tile, self._cache.block_size, max_keys, is_padded=is_padded)
         step = PackedStep(self._cache, (), PagedRows(self._paged.kernels, batch, slots))
         if tap is None:
             return (self._loaded.logits(token_ids, positions, wanted, step, before_head),)

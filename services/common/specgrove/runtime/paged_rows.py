@@ -1,7 +1,7 @@
 """The packed rows of one forward as the paged kernels want them: one table for all sequences, attention in one launch.
 
-    host: sequences ──pack──▶ block tables, lengths, ancestor words, slots ──one copy──▶ device
-    each layer: write_kv (rows' keys and values to their slots) ──▶ paged_tree_attention (all rows at once)
+host: sequences ──pack──▶ block tables, lengths, ancestor words, slots ──one copy──▶ device
+each layer: write_kv (rows' keys and values to their slots) ──▶ paged_tree_attention (all rows at once)
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """Decode steps recorded once for each bucket and replayed: a step then costs one launch instead of hundreds.
 
     first step of a bucket    runs eagerly, on the bucket's own input bytes: whatever compiles lazily is compiled
-    second                    is recorded (nothing runs), then replayed
+    second                    runs eagerly too, and is recorded for the next ones
     later ones                copy their inputs over the bucket's bytes, replay, read the bucket's outputs
 
-Recording takes a moment in mid-service, so buckets are few, and one that is seen once is not recorded. All recordings
-share one pool of memory: they never run at the same time, and callers copy what they keep before the next step.
+Recording takes a moment in mid-service, so buckets are few, and one that is seen once is not recorded. Recordings never
+run at the same time: they share one pool of memory for what they compute on the way, and one place for their outputs,
+which callers copy before the next step. So memory grows with the largest bucket, not with their number.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -49,7 +50,7 @@ class CudaCapture:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._pool: tuple[int, int] | None = None
+        self._pool: Any = None  # torch has no public name for its type
 
     def __call__(self, work: Callable[[], Tensors]) -> Recorded:
         """See `Capture`."""
@@ -67,6 +68,27 @@ class CudaCapture:
         return Recorded(outputs, graph.replay, graph.reset)
 
 
+class _OutputPlace:
+    """Memory for the outputs of any one recording. Grows by doubling: what older recordings hold of it adds up to no
+    more than the largest."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._buffers: dict[tuple[int, torch.dtype], torch.Tensor] = {}
+
+    def for_outputs(self, outputs: Tensors) -> Tensors:
+        """Room for tensors like `outputs`."""
+        views = []
+        for number, output in enumerate(outputs):
+            buffer = self._buffers.get((number, output.dtype))
+            if buffer is None or buffer.numel() < output.numel():
+                size = max(output.numel(), 0 if buffer is None else 2 * buffer.numel())
+                buffer = torch.empty(size, dtype=output.dtype, device=self._device)
+                self._buffers[number, output.dtype] = buffer
+            views.append(buffer[: output.numel()].view(output.shape))
+        return tuple(views)
+
+
 @dataclass(slots=True)
 class _Bucket:
     buffer: torch.Tensor  # uint8, on the device
@@ -74,7 +96,7 @@ class _Bucket:
 
 
 class StepGraphs:
-    """Runs work by bucket: eagerly the first time, replayed from the second on. One thread at a time.
+    """Runs work by bucket: eagerly twice, replayed from the third time on. One thread at a time.
 
     Keeps the `max_graphs` buckets used last.
     """
@@ -83,6 +105,7 @@ class StepGraphs:
         self._capture = capture
         self._device = device
         self._max_graphs = max_graphs
+        self._outputs = _OutputPlace(device)
         self._buckets: OrderedDict[Hashable, _Bucket] = OrderedDict()
         self.is_off = False  # recording failed once; everything runs eagerly since
 
@@ -103,16 +126,27 @@ class StepGraphs:
             self._buckets[key] = bucket
         self._buckets.move_to_end(key)
         inputs = stage(arrays, self._device, bucket.buffer)
-        if bucket.recorded is None and not is_new and not self.is_off:
-            self._record(bucket, key, lambda: work(inputs))
         if bucket.recorded is None:
-            return work(inputs)
+            outputs = work(inputs)
+            if not is_new and not self.is_off:
+                self._record(bucket, key, work, inputs, outputs)
+            return outputs
         bucket.recorded.replay()
         return bucket.recorded.outputs
 
-    def _record(self, bucket: _Bucket, key: Hashable, work: Callable[[], Tensors]) -> None:
+    def _record(
+        self, bucket: _Bucket, key: Hashable, work: Callable[[Tensors], Tensors], inputs: Tensors, outputs: Tensors
+    ) -> None:
+        """Record `work`, which has just run; its next step will be replayed."""
+        place = self._outputs.for_outputs(outputs)
+
+        def into_place() -> Tensors:
+            for room, output in zip(place, work(inputs), strict=True):
+                room.copy_(output)
+            return place
+
         try:
-            bucket.recorded = self._capture(work)
+            bucket.recorded = self._capture(into_place)
         except RuntimeError as error:
             self.is_off = True
             _log.warning("decode steps cannot be recorded as CUDA graphs and run eagerly from now on: %s", error)
