@@ -43,7 +43,7 @@ protos: $(STAMP) ## Write the generated messages again from protos/
 	PYTHON=$(PY) protos/generate.sh
 
 gpu-check: $(STAMP) ## Check and time the kernels on an NVIDIA GPU (ARGS=--interpret: check small shapes on the CPU)
-	@PYTHONPATH=bench:kernels $(PY) -m specgrove_bench.gpu_check $(ARGS)
+	@PYTHONPATH=bench:kernels:services/common $(PY) -m specgrove_bench.gpu_check $(ARGS)
 
 bench: $(STAMP) ## Measure latency and throughput in all modes under load, beside other engines (ARGS=--full: everything)
 	@PYTHONPATH=bench $(PY) -m specgrove_bench $(ARGS)

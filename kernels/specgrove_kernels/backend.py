@@ -103,6 +103,15 @@ def has_triton() -> bool:
     return find_spec("triton") is not None
 
 
+def is_interpreted() -> bool:
+    """Whether this process runs Triton kernels in the interpreter (`TRITON_INTERPRET=1`), where a CPU will do."""
+    if not has_triton():
+        return False
+    from triton import knobs
+
+    return bool(knobs.runtime.interpret)
+
+
 def reference_kernels() -> KernelSet:
     """The operations in plain torch, on any device."""
     from specgrove_kernels import kv_compaction, kv_write, paged_attention, token_choice, tree_walk

@@ -20,29 +20,32 @@ def paged_tree_attention(
     sliding_window: int | None = None,
     softcap: float | None = None,
 ) -> torch.Tensor:  # [N, H, D], dtype of query
-    """Softmax attention of all packed rows over their prefixes and ancestors; `tree_attention_reference` says how."""
-    outputs = []
+    """Softmax attention of all packed rows over their prefixes and ancestors; `tree_attention_reference` says how.
+
+    Rows that pad the batch are 0.
+    """
+    output = torch.zeros_like(query)  # rows after the last sequence's pad a batch
     for number in range(batch.num_sequences):
         start, stop = batch.row_starts[number : number + 2].tolist()
-        mask = _tail_mask(batch, number)
+        if start == stop:
+            continue
+        mask = _tail_mask(batch, number, has_window=sliding_window is not None)
         first, last = batch.tail_starts[number : number + 2].tolist()
         places = torch.arange(int(batch.cached_lens[number]) + last - first, device=query.device)
         slots = slots_of(batch.block_tables[number], places, batch.block_size)
-        outputs.append(
-            tree_attention_reference(
-                query[start:stop].contiguous(),
-                storage[0, slots],
-                storage[1, slots],
-                mask,
-                scaling=scaling,
-                sliding_window=sliding_window,
-                softcap=softcap,
-            )
+        output[start:stop] = tree_attention_reference(
+            query[start:stop].contiguous(),
+            storage[0, slots],
+            storage[1, slots],
+            mask,
+            scaling=scaling,
+            sliding_window=sliding_window,
+            softcap=softcap,
         )
-    return torch.cat(outputs)
+    return output
 
 
-def _tail_mask(batch: PagedBatch, number: int) -> TailMask:
+def _tail_mask(batch: PagedBatch, number: int, *, has_window: bool) -> TailMask:
     start, stop = batch.row_starts[number : number + 2].tolist()
     first, last = batch.tail_starts[number : number + 2].tolist()
     tail = torch.arange(last - first, device=batch.ancestors.device)
@@ -52,6 +55,8 @@ def _tail_mask(batch: PagedBatch, number: int) -> TailMask:
     else:
         words = batch.ancestors[start:stop][:, tail // WORD_BITS]
         visible = (words >> (tail % WORD_BITS)) & 1 != 0
+    if not has_window:
+        return TailMask(visible)
     prefix = torch.arange(int(batch.cached_lens[number]), device=tail.device)
     positions = batch.tail_positions[first:last].long()
     return TailMask(visible, batch.query_positions[start:stop].long(), torch.cat([prefix, positions]))

@@ -39,7 +39,7 @@ def paged_tree_attention(
 ) -> torch.Tensor:  # [N, H, D], dtype of query
     """Softmax attention of all packed rows over their prefixes and ancestors.
 
-    `num_splits` is chosen by length and batch when it is not given. Rows after the last sequence's hold nothing.
+    `num_splits` is chosen by length and batch when it is not given. Rows that pad the batch are 0.
     """
     num_rows, num_heads, head_dim = query.shape
     num_kv_heads = storage.shape[2]
@@ -48,7 +48,9 @@ def paged_tree_attention(
     padded_dim = max(_MIN_DOT, triton.next_power_of_2(head_dim))
     key_tile = min(64, max(_MIN_DOT, _KEY_TILE_BYTES // (padded_dim * storage.element_size())))
     query = query if query.stride(2) == 1 else query.contiguous()
-    output = torch.empty((num_rows, num_heads, head_dim), dtype=query.dtype, device=query.device)
+    # No tile has the rows that pad a batch, and what they hold goes through the rest of the model.
+    make = torch.zeros if batch.is_padded else torch.empty
+    output = make((num_rows, num_heads, head_dim), dtype=query.dtype, device=query.device)
     if splits == 1:
         mixed, masses = output, output  # `masses` is not written
     else:
@@ -97,7 +99,7 @@ def paged_tree_attention(
         num_stages=2,
     )
     if splits > 1:
-        merge_splits(mixed, masses, output)
+        merge_splits(mixed, masses, output, batch.row_starts)
     return output
 
 
@@ -107,7 +109,8 @@ def choose_num_splits(max_keys: int, num_programs: int) -> int:
     return max(1, min(worthwhile, _WANTED_PROGRAMS // num_programs, _MAX_SPLITS))
 
 
-@triton.jit
+# Sizes that change from step to step: a kernel for each of their kinds would be compiled in mid-service.
+@triton.jit(do_not_specialize=["max_blocks", "num_words", "num_rows", "num_splits"])
 def _attend_tile(
     query,
     keys,

@@ -6,7 +6,7 @@
 
 A row in flight sees its sequence's cached prefix and those rows in flight that its ancestor bitmask names: bit i of the
 words of 64 bits stands for row i in flight. A chain (prefill, plain decoding) sees all rows up to itself and has none.
-Everything a kernel reads is a tensor of fixed shape for a given bucket, so that a captured graph can be replayed.
+Everything a kernel reads is a tensor of fixed shape for a given `BatchShape`, so that a captured graph can be replayed.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+
+from specgrove_kernels.staging import stage
 
 WORD_BITS = 64
 _MAX_TILE_LANES = 64
@@ -42,6 +44,25 @@ class SequenceInFlight:
     def is_chain(self) -> bool:
         return all(mask == (1 << (row + 1)) - 1 for row, mask in enumerate(self.ancestors))
 
+    def slots(self, block_size: int) -> np.ndarray:  # int64 [num_queries]
+        """Where the asking rows' keys and values go."""
+        stop = self.cached_len + len(self.ancestors)
+        places = np.arange(stop - self.num_queries, stop, dtype=np.int64)
+        first = int(places[0]) // block_size
+        blocks = np.array(self.block_table[first:], dtype=np.int64)
+        return blocks[places // block_size - first] * block_size + places % block_size
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class BatchShape:
+    """How large the tensors of a batch are. A batch fits every shape that is nowhere smaller than its own."""
+
+    rows: int  # N
+    tiles: int  # P; there are as many places for sequences
+    rows_per_tile: int
+    blocks: int  # places of a block table
+    words: int  # W, of an ancestor bitmask
+
 
 @dataclass(frozen=True, slots=True)
 class PagedBatch:
@@ -54,12 +75,28 @@ class PagedBatch:
     is_chain: torch.Tensor  # int32 [B], 1 or 0
     ancestors: torch.Tensor  # int64 [N, W], lowest bit first; zeros for chains
     query_positions: torch.Tensor  # int32 [N]
-    tail_positions: torch.Tensor  # int32 [T]
+    tail_positions: torch.Tensor  # int32 [T]; empty in a padded batch, which therefore takes no sliding window
     tile_seqs: torch.Tensor  # int32 [P]
     tile_rows: torch.Tensor  # int32 [P], first asking row of the tile within its sequence
     rows_per_tile: int
     block_size: int
-    max_keys: int  # longest prefix with its tail
+    max_keys: int  # longest prefix with its tail; of a padded batch, what a block table has room for
+    is_padded: bool = False  # rows, sequences and tiles may stand after the last real ones; their results are 0
+
+    @classmethod
+    def of(
+        cls,
+        tensors: Sequence[torch.Tensor],
+        rows_per_tile: int,
+        block_size: int,
+        max_keys: int,
+        *,
+        is_padded: bool = False,
+    ) -> PagedBatch:
+        """A batch of what `batch_arrays` gives, on the device."""
+        starts, tails, lens, tables, chains, words, positions, tail_positions, tile_seqs, tile_rows = tensors
+        places = (positions, tail_positions, tile_seqs, tile_rows)
+        return cls(starts, tails, lens, tables, chains, words, *places, rows_per_tile, block_size, max_keys, is_padded)
 
     @property
     def num_sequences(self) -> int:
@@ -74,43 +111,77 @@ def pack_batch(
     device: torch.device | str = "cpu",
 ) -> PagedBatch:
     """The batch of `sequences`, in order. `heads_per_kv_head` sizes the tiles, whose rows share loaded keys."""
+    shape = shape_of(sequences, heads_per_kv_head)
+    tensors = stage(batch_arrays(sequences, shape, block_size, is_padded=False), torch.device(device))
+    max_keys = max(seq.cached_len + len(seq.ancestors) for seq in sequences)
+    return PagedBatch.of(tensors, shape.rows_per_tile, block_size, max_keys)
 
-    def int32(values: Sequence[int]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.int32, device=device)
 
+def shape_of(sequences: Sequence[SequenceInFlight], heads_per_kv_head: int) -> BatchShape:
+    """The smallest shape that holds `sequences`."""
+    per_tile = rows_per_tile(max(seq.num_queries for seq in sequences), heads_per_kv_head)
+    widest = max((len(seq.ancestors) for seq in sequences if not seq.is_chain), default=1)
+    return BatchShape(
+        rows=sum(seq.num_queries for seq in sequences),
+        tiles=sum(-(-seq.num_queries // per_tile) for seq in sequences),
+        rows_per_tile=per_tile,
+        blocks=max(len(seq.block_table) for seq in sequences),
+        words=-(-widest // WORD_BITS),
+    )
+
+
+def batch_arrays(
+    sequences: Sequence[SequenceInFlight], shape: BatchShape, block_size: int, *, is_padded: bool
+) -> list[np.ndarray]:
+    """The tensors of a `PagedBatch` in its order, on the host; padded to `shape` if `is_padded`.
+
+    Raises `ValueError` when a sequence's blocks do not hold its rows in flight.
+    """
     for seq in sequences:
         if len(seq.block_table) * block_size < seq.cached_len + len(seq.ancestors):
             raise ValueError(
                 f"{len(seq.block_table)} blocks of {block_size} hold less than {seq.cached_len} cached tokens "
                 f"and {len(seq.ancestors)} rows in flight; reserve the rows first"
             )
-    most_blocks = max(len(seq.block_table) for seq in sequences)
-    per_tile = rows_per_tile(max(seq.num_queries for seq in sequences), heads_per_kv_head)
-    tiles = [(b, row) for b, seq in enumerate(sequences) for row in range(0, seq.num_queries, per_tile)]
-    return PagedBatch(
-        row_starts=int32(_starts([seq.num_queries for seq in sequences])),
-        tail_starts=int32(_starts([len(seq.ancestors) for seq in sequences])),
-        cached_lens=int32([seq.cached_len for seq in sequences]),
-        block_tables=torch.tensor(
-            [[*seq.block_table, *[0] * (most_blocks - len(seq.block_table))] for seq in sequences],
-            dtype=torch.int32,
-            device=device,
-        ),
-        is_chain=int32([int(seq.is_chain) for seq in sequences]),
-        ancestors=_ancestor_words(sequences).to(device),
-        query_positions=int32([place for seq in sequences for place in seq.row_positions[-seq.num_queries :]]),
-        tail_positions=int32([place for seq in sequences for place in seq.row_positions]),
-        tile_seqs=int32([b for b, _ in tiles]),
-        tile_rows=int32([row for _, row in tiles]),
-        rows_per_tile=per_tile,
-        block_size=block_size,
-        max_keys=max(seq.cached_len + len(seq.ancestors) for seq in sequences),
-    )
+    num_places = shape.tiles if is_padded else len(sequences)
+    tables = np.zeros((num_places, shape.blocks), dtype=np.int32)
+    for number, seq in enumerate(sequences):
+        tables[number, : len(seq.block_table)] = seq.block_table
+    chains = [seq.is_chain for seq in sequences]
+    words = np.zeros((shape.rows, shape.words), dtype=np.int64)
+    first = 0
+    for seq, chain in zip(sequences, chains, strict=True):
+        if not chain:
+            words[first : first + seq.num_queries] = _ancestor_words(seq, shape.words)
+        first += seq.num_queries
+    tiles = [(b, row) for b, seq in enumerate(sequences) for row in range(0, seq.num_queries, shape.rows_per_tile)]
+    tails = [] if is_padded else [place for seq in sequences for place in seq.row_positions]
+    return [
+        _starts([seq.num_queries for seq in sequences], num_places),
+        _starts([len(seq.ancestors) for seq in sequences], num_places),
+        _filled([seq.cached_len for seq in sequences], num_places),
+        tables,
+        _filled([int(chain) for chain in chains], num_places),
+        words,
+        _filled([place for seq in sequences for place in seq.row_positions[-seq.num_queries :]], shape.rows),
+        np.array(tails, dtype=np.int32),
+        _filled([b for b, _ in tiles], shape.tiles, NO_SEQUENCE),
+        _filled([row for _, row in tiles], shape.tiles),
+    ]
 
 
 def rows_per_tile(max_rows: int, heads_per_kv_head: int) -> int:
-    """How many rows of a sequence one tile takes, when the heads that share keys count as lanes of the tile."""
-    return max(1, min(max_rows, _MAX_TILE_LANES // heads_per_kv_head))
+    """How many rows of a sequence one tile takes, when the heads that share keys count as lanes of the tile.
+
+    A power of two: every other number would be one more kernel to compile.
+    """
+    most = max(1, _MAX_TILE_LANES // heads_per_kv_head)
+    return min(power_of_two_above(max_rows), 1 << (most.bit_length() - 1))
+
+
+def power_of_two_above(count: int) -> int:
+    """The smallest power of two that is not below `count` (at least 1)."""
+    return 1 << (count - 1).bit_length()
 
 
 def slots_of(block_table: torch.Tensor, places: torch.Tensor, block_size: int) -> torch.Tensor:  # int64 [len(places)]
@@ -118,21 +189,18 @@ def slots_of(block_table: torch.Tensor, places: torch.Tensor, block_size: int) -
     return block_table[places // block_size].long() * block_size + places % block_size
 
 
-def _starts(lengths: Sequence[int]) -> list[int]:
-    starts = [0]
-    for length in lengths:
-        starts.append(starts[-1] + length)
-    return starts
+def _starts(lengths: Sequence[int], num_places: int) -> np.ndarray:  # int32 [num_places + 1]
+    """Places after the last length are empty."""
+    return np.cumsum([0, *lengths, *[0] * (num_places - len(lengths))], dtype=np.int32)
 
 
-def _ancestor_words(sequences: Sequence[SequenceInFlight]) -> torch.Tensor:  # int64 [N, W]
-    chains = [seq.is_chain for seq in sequences]
-    widest = max((len(seq.ancestors) for seq, chain in zip(sequences, chains, strict=True) if not chain), default=1)
-    num_words = -(-widest // WORD_BITS)
+def _filled(values: Sequence[int], length: int, filler: int = 0) -> np.ndarray:  # int32 [length]
+    array = np.full(length, filler, dtype=np.int32)
+    array[: len(values)] = values
+    return array
+
+
+def _ancestor_words(seq: SequenceInFlight, num_words: int) -> np.ndarray:  # int64 [num_queries, num_words]
     num_bytes = num_words * WORD_BITS // 8
-    rows = [
-        bytes(num_bytes) if chain else mask.to_bytes(num_bytes, "little")
-        for seq, chain in zip(sequences, chains, strict=True)
-        for mask in seq.ancestors[-seq.num_queries :]
-    ]
-    return torch.from_numpy(np.frombuffer(b"".join(rows), dtype="<i8").reshape(len(rows), num_words).copy())
+    rows = [mask.to_bytes(num_bytes, "little") for mask in seq.ancestors[-seq.num_queries :]]
+    return np.frombuffer(b"".join(rows), dtype="<i8").reshape(len(rows), num_words)

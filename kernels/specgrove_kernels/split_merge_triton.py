@@ -10,6 +10,7 @@ def merge_splits(
     mixed: torch.Tensor,  # float32 [S, N, H, D], each share's mean of the values under its own softmax
     masses: torch.Tensor,  # float32 [S, N, H], log2 of each share's softmax denominator; -inf for an empty share
     output: torch.Tensor,  # [N, H, D], written
+    row_starts: torch.Tensor,  # int32 [B + 1]; rows past its last entry pad the batch and stay as they are
 ) -> None:
     """`output` is the mean of the values under the softmax over all shares."""
     splits, num_rows, num_heads, head_dim = mixed.shape
@@ -17,6 +18,8 @@ def merge_splits(
         mixed,
         masses,
         output,
+        row_starts,
+        len(row_starts) - 1,
         splits,
         num_rows,
         NUM_HEADS=num_heads,
@@ -26,11 +29,13 @@ def merge_splits(
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_sequences", "num_splits", "num_rows"])
 def _merge(
     mixed,
     masses,
     output,
+    row_starts,
+    num_sequences,
     num_splits,
     num_rows,
     NUM_HEADS: tl.constexpr,
@@ -38,6 +43,8 @@ def _merge(
     SPLITS: tl.constexpr,
     DIM: tl.constexpr,
 ):
+    if tl.program_id(0) >= tl.load(row_starts + num_sequences):
+        return
     place = tl.program_id(0).to(tl.int64) * NUM_HEADS + tl.program_id(1)
     splits = tl.arange(0, SPLITS)
     features = tl.arange(0, DIM)

@@ -58,7 +58,7 @@ if __name__ == "__main__":
     compile_attention("fp16", 96, 128, 64, has_all=True)
     compile_attention("fp32", 80, 128, 32, has_all=True)
     compile_kernel(
-        split_merge_triton._merge, "*fp32 *fp32 *bf16 i32 i32", NUM_HEADS=32, HEAD_DIM=96, SPLITS=32, DIM=128
+        split_merge_triton._merge, "*fp32 *fp32 *bf16 *i32 i32 i32 i32", NUM_HEADS=32, HEAD_DIM=96, SPLITS=32, DIM=128
     )
     sizes = "i32 i32 i32 i32 i32 i32"
     for parts in ("*bf16 *bf16", "*fp32 *bf16"):

@@ -18,6 +18,7 @@ from specgrove_bench.gpu_check.cases import Rows
 from specgrove_bench.gpu_check.correctness import Outcome, check_all, small_grid
 from specgrove_bench.gpu_check.llama_step import StepStand, random_llama
 from specgrove_bench.gpu_check.report import GpuReport
+from specgrove_bench.gpu_check.seam import check_seam
 from specgrove_bench.gpu_check.step_timing import time_steps
 from specgrove_bench.gpu_check.timing import StepTiming, Timing
 from specgrove_kernels.backend import KernelSet, has_triton, reference_kernels
@@ -123,7 +124,7 @@ def test_an_accepted_path_stands_next_to_the_prefix() -> None:
 
 
 def test_steps_are_timed_against_plain_decoding() -> None:
-    (timing,) = time_steps(
+    timings = time_steps(
         LlamaConfig(**TINY),
         reference_kernels(),
         CPU,
@@ -135,8 +136,23 @@ def test_steps_are_timed_against_plain_decoding() -> None:
         tree=(-1, 0),
         repeats=2,
     )
-    assert timing.tokens_per_step == 2.0
-    assert timing.speed_up == pytest.approx(2 * timing.plain_ms / timing.tree_ms)
+    assert [timing.way for timing in timings] == ["kernels by hand", "runtime", "runtime, recorded"]
+    for timing in timings:
+        assert timing.tokens_per_step == 2.0
+        assert timing.speed_up == pytest.approx(2 * timing.plain_ms / timing.tree_ms)
+
+
+def test_the_runtimes_own_path_passes() -> None:
+    outcomes = list(check_seam(reference_kernels(), CPU))
+    assert [outcome for outcome in outcomes if not outcome.passed] == []
+    assert len(outcomes) == 2
+
+
+def test_the_runtimes_own_path_fails_on_a_wrong_kernel() -> None:
+    def still(storage: torch.Tensor, source: torch.Tensor, target: torch.Tensor, starts: torch.Tensor) -> None:
+        return None
+
+    assert not any(outcome.passed for outcome in check_seam(replace(reference_kernels(), compact_kv=still), CPU))
 
 
 def test_the_report_names_what_failed(tmp_path: Path) -> None:

@@ -48,19 +48,23 @@ def finish(report: GpuReport, options: Options) -> int:
 
 def check_interpreted() -> GpuReport:
     """The small grid on the CPU; the process must have been started with TRITON_INTERPRET=1."""
-    outcomes = list(check_all(triton_kernels(), small_grid(), torch.device("cpu")))
+    from specgrove_bench.gpu_check.seam import check_seam
+
+    kernels, device = triton_kernels(), torch.device("cpu")
+    outcomes = [*check_all(kernels, small_grid(), device), *check_seam(kernels, device)]
     return GpuReport("the CPU, in Triton's interpreter", torch.__version__, version("triton"), outcomes)
 
 
 def check_on_gpu(options: Options) -> GpuReport:
     """Checks over the full grid, then timings unless only checks are wanted or one failed."""
+    from specgrove_bench.gpu_check.seam import check_seam
+
     device, kernels = torch.device("cuda"), triton_kernels()
-    outcomes = list(check_all(kernels, full_grid(), device))
+    outcomes = [*check_all(kernels, full_grid(), device), *check_seam(kernels, device)]
     name = torch.cuda.get_device_name(device)
     checked = GpuReport(name, torch.__version__, version("triton"), outcomes)
     if options.checks_only or not checked.passed:
         return checked
-    # Only the timings of a whole step need `transformers`.
     from specgrove_bench.gpu_check.llama_step import llama_8b
     from specgrove_bench.gpu_check.step_timing import time_steps
     from specgrove_bench.gpu_check.timing import measured_bytes_per_s, time_attention, time_others

@@ -72,11 +72,12 @@ class GpuReport:
         shares = ", ".join(f"{share:.2f}" for share in self.acceptance_by_depth)
         head = (
             f"## A whole step, 8B Llama with random weights\n\nSynthetic acceptance by depth: {shares}.\n\n"
-            "| sequences | prefix | nodes | tree step ms | plain step ms | floor ms | tokens per step | speed-up |\n"
-            "|---|---|---|---|---|---|---|---|\n"
+            "| way | sequences | prefix | nodes | tree step ms | plain step ms | floor ms | tokens per step "
+            "| speed-up |\n"
+            "|---|---|---|---|---|---|---|---|---|\n"
         )
         return head + "".join(
-            f"| {s.num_sequences} | {s.prefix_len} | {s.num_nodes} | {s.tree_ms:.2f} | {s.plain_ms:.2f} "
+            f"| {s.way} | {s.num_sequences} | {s.prefix_len} | {s.num_nodes} | {s.tree_ms:.2f} | {s.plain_ms:.2f} "
             f"| {s.floor_ms:.2f} | {s.tokens_per_step:.2f} | {s.speed_up:.2f} |\n"
             for s in self.steps
         )

@@ -41,6 +41,7 @@ class StepTiming:
     plain_ms: float
     tokens_per_step: float  # of one sequence, its own token included
     floor_ms: float  # weights and prefixes read once, at the measured bandwidth
+    way: str = "kernels by hand"
 
     @property
     def speed_up(self) -> float:

@@ -81,7 +81,17 @@ def load_ensemble(config: DrafterConfig, target: TargetVocab, metrics: DrafterMe
     torch.set_num_threads(config.threads or torch.get_num_threads())
     sent = feature_layout(config)
     ssms = [
-        load_ssm(name, folder, config.weights, config.device, target.vocab_size, sent, metrics)
+        load_ssm(
+            name,
+            folder,
+            config.weights,
+            config.device,
+            target.vocab_size,
+            sent,
+            metrics,
+            attention=config.attention,
+            cuda_graphs=config.cuda_graphs,
+        )
         for name, folder in zip(member_names(config), map(model_folder, config.ssm), strict=False)
     ]
     members: list[Member] = []

@@ -30,6 +30,12 @@ class DrafterConfig:
     weights: Literal["auto", "float32", "fp16_packed", "int8_packed"] = setting(
         default="auto", help="how SSM matrices are kept"
     )
+    attention: Literal["auto", "reference", "triton"] = setting(
+        default="auto", help="paged Triton kernels, plain torch, or triton on CUDA devices where Triton is installed"
+    )
+    cuda_graphs: Literal["auto", "off"] = setting(
+        default="auto", help="record decode steps as CUDA graphs where triton attends on a GPU, or never"
+    )
     device: str = setting(default="cpu", help="where SSMs run: cpu or cuda")
     threads: int = setting(default=0, minimum=0, maximum=1024, help="CPU threads of a forward; 0 = one per core")
 

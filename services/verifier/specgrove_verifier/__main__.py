@@ -35,7 +35,15 @@ async def serve(config: VerifierConfig) -> int:
     registry = new_registry()
     _log.info("loading the target", extra={"model": config.model})
     folder = await on_passing_thread(model_folder, config.model)
-    loaded = await on_passing_thread(load_model, folder, config.weights, config.device, decoder=config.decoder)
+    loaded = await on_passing_thread(
+        load_model,
+        folder,
+        config.weights,
+        config.device,
+        decoder=config.decoder,
+        attention=config.attention,
+        cuda_graphs=config.cuda_graphs,
+    )
     target = read_tokenizer(Path(folder), loaded.vocab_size)
     model_name = config.model_name or Path(config.model).name
     loop = asyncio.get_running_loop()

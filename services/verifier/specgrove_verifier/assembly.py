@@ -109,7 +109,8 @@ def _hardware(device: torch.device) -> list[object]:
 def _facts_of(loaded: LoadedModel) -> list[object]:
     config = Path(loaded.source) / "config.json"
     written = config.stat().st_mtime_ns if config.is_file() else 0
-    kind = type(loaded.decoder).__name__
+    attention = "reference" if loaded.paged is None else ("graphs" if loaded.paged.new_capture else "eager")
+    kind = f"{type(loaded.decoder).__name__}, {attention}"
     return [version("specgrove"), loaded.source, written, loaded.weights, kind, loaded.kv_shape, loaded.vocab_size]
 
 

@@ -27,6 +27,12 @@ class VerifierConfig:
     decoder: Literal["auto", "lean", "transformers"] = setting(
         "auto", help="who runs the model: lean (Llama-shaped models), its own transformers code, or lean where it can"
     )
+    attention: Literal["auto", "reference", "triton"] = setting(
+        "auto", help="paged Triton kernels, plain torch, or triton on CUDA devices where Triton is installed"
+    )
+    cuda_graphs: Literal["auto", "off"] = setting(
+        "auto", help="record decode steps as CUDA graphs where triton attends on a GPU, or never"
+    )
     device: str = setting("cpu", help="torch device")
     threads: int = setting(0, minimum=0, maximum=1024, help="CPU threads of torch; 0 = torch's own choice")
     kv_tokens: int = setting(16384, minimum=64, help="tokens the KV cache holds over all sessions")

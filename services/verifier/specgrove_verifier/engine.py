@@ -20,6 +20,7 @@ from specgrove.errors import Overloaded, SpecgroveError
 from specgrove.outcome import FinishReason
 from specgrove.runtime.forward import PackedForward
 from specgrove.runtime.kv_cache import KVCache
+from specgrove.sampling.verification import Verdict
 from specgrove.tree import ROOT, TokenTree
 from specgrove_verifier.budget import Budget
 from specgrove_verifier.drafter_pool import Drafter, DrafterPool
@@ -27,10 +28,10 @@ from specgrove_verifier.drafting import Drafting
 from specgrove_verifier.features import FeatureSource, TargetOutputs
 from specgrove_verifier.generation import Generation, StepOutput
 from specgrove_verifier.inbox import EngineInbox, Refusal
+from specgrove_verifier.joint_verdicts import reach_verdicts
 from specgrove_verifier.metrics import EngineMetrics
 from specgrove_verifier.open_load import RefusalReason
 from specgrove_verifier.scheduler import Scheduled, Scheduler
-from specgrove_verifier.verdicts import reach_verdict
 from specgrove_verifier.waiting import DraftWait, DraftWaiting
 
 _log = logging.getLogger(__name__)
@@ -159,9 +160,10 @@ class Engine:
         self._forward.wait()
         ran = time.monotonic()
         first = 0
-        for scheduled in batch:
+        verdicts = reach_verdicts(batch, outputs.logits, self._forward.kernels)
+        for scheduled, verdict in zip(batch, verdicts, strict=True):
             last = first + scheduled.num_logit_rows
-            self._commit(scheduled, outputs.rows(first, last))
+            self._commit(scheduled, outputs.rows(first, last), verdict)
             first = last
         self._pool.flush()
         num_rows = sum(scheduled.num_rows for scheduled in batch)
@@ -170,13 +172,12 @@ class Engine:
         self._metrics.record_step(num_rows, ran - started)
         self._report_load()
 
-    def _commit(self, scheduled: Scheduled, outputs: TargetOutputs) -> None:
+    def _commit(self, scheduled: Scheduled, outputs: TargetOutputs, verdict: Verdict | None) -> None:
         generation = scheduled.generation
-        if not scheduled.reaches_end:
+        if verdict is None:  # its prompt is not read to the end
             self._scheduler.keep(generation, range(scheduled.num_chain))
             return
         tree = scheduled.tree or TokenTree.root_only(generation.tokens[-1])
-        verdict = reach_verdict(generation, tree, scheduled.laws, outputs.logits)
         accepted = verdict.accepted_nodes
         kept, finish_reason = _obey_stop(generation, verdict.committed_token_ids(tree))
         counted = accepted[: len(kept)]

@@ -14,6 +14,7 @@ from torch import nn
 
 from specgrove.errors import ModelLoadError
 from specgrove.runtime.kv_cache import KVCache
+from specgrove.runtime.paged_rows import PagedRows
 from specgrove_kernels.tree_attention import TailMask, tree_attention_reference
 
 
@@ -30,10 +31,14 @@ class PackedPart:
 
 @dataclass(frozen=True, slots=True)
 class PackedStep:
-    """One forward: the cache it works on and its parts, which cover the packed rows in order."""
+    """One forward: the cache it works on and its parts, which cover the packed rows in order.
+
+    `paged` stands for the parts where a model attends through the paged kernels.
+    """
 
     cache: KVCache
     parts: tuple[PackedPart, ...]
+    paged: PagedRows | None = None
 
 
 def packed_tree_attention(
@@ -59,6 +64,9 @@ def packed_tree_attention(
     storage = packed_step.cache.storage[layer]
     rows_of_query, rows_of_key, rows_of_value = (part[0].transpose(0, 1) for part in (query, key, value))
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
+    if packed_step.paged is not None:
+        mixed = packed_step.paged.attend(rows_of_query, rows_of_key, rows_of_value, storage, scale)
+        return mixed.unsqueeze(0), None
     outputs = []
     for part in packed_step.parts:
         storage[0, part.write_slots] = rows_of_key[part.start : part.stop]

@@ -20,10 +20,12 @@ import torch
 from specgrove.runtime.attention import PackedPart, PackedStep
 from specgrove.runtime.decoder import StateReader
 from specgrove.runtime.kv_cache import CachedSequence, KVCache
+from specgrove.runtime.paged_forward import PagedForward
 from specgrove.runtime.state_tap import RewriteStates
 
 if TYPE_CHECKING:
     from specgrove.runtime.loading import LoadedModel
+from specgrove_kernels.backend import KernelSet
 from specgrove_kernels.tree_attention import TailMask
 
 
@@ -69,7 +71,13 @@ class PackedForward:
     def __init__(self, loaded: LoadedModel, cache: KVCache) -> None:
         self._loaded = loaded
         self._cache = cache
+        self._paged = None if loaded.paged is None else PagedForward(loaded, cache, loaded.paged)
         self.num_forwards = 0
+
+    @property
+    def kernels(self) -> KernelSet | None:
+        """What this model attends with; None for plain torch."""
+        return None if self._loaded.paged is None else self._loaded.paged.kernels
 
     @torch.inference_mode()
     def run(
@@ -81,12 +89,19 @@ class PackedForward:
         anything is changed when the cache has no room for a sequence's rows; sequences reserved before it keep their
         (empty) blocks until they are rolled back.
         """
+        self._enter(batch)
+        if self._paged is not None:
+            return self._paged.run(batch, before_head)[0]
         packed = self._pack(batch)
         return self._loaded.logits(packed.token_ids, packed.positions, packed.wanted, packed.step, before_head)
 
     @torch.inference_mode()
     def run_and_read(self, batch: Sequence[SequenceRows], tap: StateReader, layers: Sequence[int]) -> RowOutputs:
         """As `run`, and the states of the same rows after `layers` and after the final norm."""
+        self._enter(batch)
+        if self._paged is not None:
+            logits, *states = self._paged.run(batch, tap=tap, layers=layers)
+            return RowOutputs(logits, torch.stack(states, dim=1))
         packed = self._pack(batch)
         with tap.reading(layers, packed.wanted) as parts:
             logits = self._loaded.logits(packed.token_ids, packed.positions, packed.wanted, packed.step)
@@ -97,9 +112,15 @@ class PackedForward:
         if self._loaded.device.type == "cuda":
             torch.cuda.synchronize(self._loaded.device)
 
-    def _pack(self, batch: Sequence[SequenceRows]) -> _Packed:
+    def _enter(self, batch: Sequence[SequenceRows]) -> None:
+        """Blocks for all rows, then their places in flight."""
         for rows in batch:
             self._cache.reserve(rows.seq, len(rows.token_ids))
+        for rows in batch:
+            self._cache.append_rows(rows.seq, rows.parents, rows.positions)
+        self.num_forwards += 1
+
+    def _pack(self, batch: Sequence[SequenceRows]) -> _Packed:
         device = self._loaded.device
         parts: list[PackedPart] = []
         token_ids: list[int] = []
@@ -111,7 +132,6 @@ class PackedForward:
             wanted += [start + index for index, wants in enumerate(rows.wants_logits) if wants]
             token_ids += rows.token_ids
             positions += rows.positions
-        self.num_forwards += 1
         return _Packed(
             torch.tensor([token_ids], device=device),
             torch.tensor([positions], device=device),
@@ -121,9 +141,7 @@ class PackedForward:
 
     def _part(self, rows: SequenceRows, start: int) -> PackedPart:
         seq, num_new = rows.seq, len(rows.token_ids)
-        num_older = seq.num_in_flight
-        self._cache.append_rows(seq, rows.parents, rows.positions)
-        first = seq.cached_len + num_older
+        first = seq.cached_len + seq.num_in_flight - num_new
         return PackedPart(
             start,
             start + num_new,

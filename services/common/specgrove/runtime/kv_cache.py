@@ -24,6 +24,7 @@ import torch
 
 from specgrove.runtime.blocks import BlockAllocator
 from specgrove.runtime.blocks import OutOfBlocks as OutOfBlocks
+from specgrove.runtime.kv_moves import PendingMoves
 from specgrove.runtime.placement import Anywhere, InRuns, is_run
 from specgrove.runtime.prefix_cache import PrefixIndex
 
@@ -74,6 +75,7 @@ class KVCache:
         self._index = PrefixIndex()
         placement = InRuns() if self.device.type == "cpu" else Anywhere()
         self.allocator = BlockAllocator(num_blocks, placement, self._index.remove)
+        self.moves: PendingMoves | None = None  # where accepted paths wait for one launch; None moves them at once
         self.storage = torch.zeros(
             (shape.num_layers, 2, num_blocks * block_size, shape.num_kv_heads, shape.head_dim),
             dtype=shape.dtype,
@@ -169,10 +171,15 @@ class KVCache:
         moved = [(place, row) for place, row in enumerate(kept) if place != row]
         if moved:
             first = moved[0][0]  # rows before it are in place already
-            target = self.slots(seq, seq.cached_len + first, seq.cached_len + len(kept))
-            source = self._slots_of_rows(seq, kept[first:])
-            # Advanced indexing reads into a copy first, so overlapping source and target are safe.
-            self.storage[:, :, target] = self.storage[:, :, source]
+            if self.moves is not None:
+                self.moves.add(
+                    self._slots_of_rows(seq, kept[first:]), self._slots_of_rows(seq, range(first, len(kept)))
+                )
+            else:
+                target = self.slots(seq, seq.cached_len + first, seq.cached_len + len(kept))
+                source = torch.tensor(self._slots_of_rows(seq, kept[first:]), dtype=torch.int64, device=self.device)
+                # Advanced indexing reads into a copy first, so overlapping source and target are safe.
+                self.storage[:, :, target] = self.storage[:, :, source]
         seq.cached_len += len(kept)
         self.rollback(seq)
 
@@ -198,13 +205,11 @@ class KVCache:
             self.truncate(seq, 0)
             seq.is_released = True
 
-    def _slots_of_rows(self, seq: CachedSequence, rows: SequenceOf[int]) -> torch.Tensor:
+    def _slots_of_rows(self, seq: CachedSequence, rows: SequenceOf[int]) -> list[int]:
         places = [seq.cached_len + row for row in rows]
-        return torch.tensor(
-            [seq.block_table[place // self.block_size] * self.block_size + place % self.block_size for place in places],
-            dtype=torch.int64,
-            device=self.device,
-        )
+        return [
+            seq.block_table[place // self.block_size] * self.block_size + place % self.block_size for place in places
+        ]
 
     def _trim(self, seq: CachedSequence) -> None:
         keep = self.blocks_for(seq.cached_len)
@@ -217,6 +222,8 @@ class KVCache:
     def _copy(self, prefix: list[int], room: int) -> list[int]:
         """A copy of blocks that are held, which are freed."""
         own = self.allocator.allocate(len(prefix), room=room)
+        if self.moves is not None:
+            self.moves.flush()
         self.storage[:, :, self._slots_of_blocks(own)] = self.storage[:, :, self._slots_of_blocks(prefix)]
         self.allocator.free(reversed(prefix))
         return own

@@ -25,6 +25,7 @@ from torch import nn
 from specgrove.runtime.attention import PackedStep
 from specgrove.runtime.lean_products import Product, joint, pair_channels, paired_order, side_by_side
 from specgrove.runtime.lean_step import HeadLayout, LeanStep
+from specgrove.runtime.paged_step import PagedStep
 from specgrove.runtime.state_tap import RewriteStates
 
 KNOWN_MODEL_TYPES = frozenset({"llama", "mistral", "qwen2"})
@@ -113,7 +114,7 @@ class LeanDecoder:
         """See `decoder.Decoder`; with K models the states that `before_head` may change are [K, W, H]."""
         states = _by_model([F.embedding(token_ids[0], model.get_input_embeddings().weight) for model in self._models])
         cos, sin = self._rotary(states, position_ids=positions)
-        lean, scratch = LeanStep.plan(step, self._heads, cos, sin), _Scratch.like(states)
+        lean, scratch = _plan(step, self._heads, cos, sin), _Scratch.like(states)
         last = len(self._layers) - 1
         for number, layer in enumerate(self._layers):
             # Below the last attention only the rows that somebody asks about are of use.
@@ -145,7 +146,7 @@ class LeanDecoder:
         number: int,
         layer: _Layer,
         states: torch.Tensor,  # [K, N, H]
-        lean: LeanStep,
+        lean: LeanStep | PagedStep,
         scratch: _Scratch,
         rows: torch.Tensor | None,
     ) -> tuple[torch.Tensor, _Scratch]:  # [K, N or len(rows), H]
@@ -156,6 +157,12 @@ class LeanDecoder:
         states = layer.output(mixed).add_(states)
         gate, up = layer.gate_and_up(layer.mlp_norm(states, scratch)).chunk(2, dim=-1)
         return layer.down(F.silu(gate).mul_(up)).add_(states), scratch
+
+
+def _plan(step: PackedStep, heads: HeadLayout, cos: torch.Tensor, sin: torch.Tensor) -> LeanStep | PagedStep:
+    if step.paged is None:
+        return LeanStep.plan(step, heads, cos, sin)
+    return PagedStep.plan(step, step.paged, heads, cos, sin)
 
 
 def _shape(model: Any) -> tuple[object, ...] | None:

@@ -20,14 +20,17 @@ from torch import nn
 from specgrove.errors import ModelLoadError
 from specgrove.runtime import hf
 from specgrove.runtime.attention import PackedStep, packed_tree_attention
+from specgrove.runtime.attention_choice import AttentionChoice, GraphChoice, choose_attention, has_windows
 from specgrove.runtime.convert import cached_folder, convert
 from specgrove.runtime.decoder import Decoder, ModuleDecoder, StateReader
 from specgrove.runtime.draft_vocab import OTHER_ID_KEY, DraftVocab
 from specgrove.runtime.int8_linear import Int8Linear, is_int8_supported
 from specgrove.runtime.int8_weights import is_int8_config
 from specgrove.runtime.kv_cache import KVCache, KVShape
+from specgrove.runtime.kv_moves import PendingMoves
 from specgrove.runtime.lean_decoder import LeanDecoder
 from specgrove.runtime.packed_linear import PackedLinear, PackWeight, is_packing_supported, pack_linear_layers
+from specgrove.runtime.paged_rows import PagedAttention
 from specgrove.runtime.probe import check_attention
 from specgrove.runtime.state_tap import RewriteStates, StateTap
 
@@ -74,12 +77,15 @@ class LoadedModel:
     device: torch.device
     draft_vocab: DraftVocab | None = None
     has_windows: bool = True  # whether a layer may see a sliding window only
+    paged: PagedAttention | None = None  # how it attends through the paged kernels; None for the reference
 
     def new_cache(self, *, max_tokens: int, block_size: int = 16) -> KVCache:
         """An empty KV cache for `max_tokens` tokens over all sequences (rounded up to whole blocks)."""
-        return KVCache(
-            self.kv_shape, num_blocks=-(-max_tokens // block_size), block_size=block_size, device=self.device
-        )
+        num_blocks = -(-max_tokens // block_size)
+        cache = KVCache(self.kv_shape, num_blocks=num_blocks, block_size=block_size, device=self.device)
+        if self.paged is not None:
+            cache.moves = PendingMoves(cache.storage, self.paged.kernels.compact_kv)
+        return cache
 
     @property
     def pack(self) -> PackWeight | None:
@@ -123,11 +129,14 @@ def load_model(
     target_vocab_size: int | None = None,
     cache_root: Path | None = None,
     decoder: str = DecoderChoice.AUTO,
+    attention: str = AttentionChoice.AUTO,
+    cuda_graphs: str = GraphChoice.AUTO,
 ) -> LoadedModel:
     """Load a decoder-only model and check that our attention computes what its own does.
 
     `target_vocab_size` is needed for SSMs with a trimmed vocabulary; `cache_root` is where GGUF files are converted to;
-    `decoder` is a `DecoderChoice`. Raises `ModelLoadError`.
+    `decoder` is a `DecoderChoice`, `attention` an `AttentionChoice`, `cuda_graphs` a `GraphChoice`. Raises
+    `ModelLoadError`.
     """
     hf.register_attention(packed_tree_attention)
     folder = model_folder(str(source), cache_root)
@@ -152,15 +161,19 @@ def load_model(
         hidden_size=config.hidden_size,
         device=torch.device(device),
         draft_vocab=_draft_vocab(folder, config, target_vocab_size),
-        has_windows=_has_windows(config),
+        has_windows=has_windows(config),
+        paged=choose_attention(
+            AttentionChoice(attention), GraphChoice(cuda_graphs), model, config, torch.device(device), str(source)
+        ),
     )
     check_attention(loaded)
     _log.info(
-        "loaded %s, weights=%s, vocabulary %d, %s",
+        "loaded %s, weights=%s, vocabulary %d, %s, attention=%s",
         source,
         loaded.weights,
         loaded.vocab_size,
         type(loaded.decoder).__name__,
+        AttentionChoice.REFERENCE if loaded.paged is None else AttentionChoice.TRITON,
     )
     return loaded
 
@@ -225,11 +238,6 @@ def _check_layers(folder: str, config: object) -> None:
     unknown = set(getattr(config, "layer_types", None) or ()) - _KNOWN_LAYER_TYPES
     if unknown:
         raise ModelLoadError(f"{folder} has layers of a kind that is not supported: {', '.join(sorted(unknown))}")
-
-
-def _has_windows(config: object) -> bool:
-    layer_types = getattr(config, "layer_types", None) or ()
-    return getattr(config, "sliding_window", None) is not None or "sliding_attention" in layer_types
 
 
 def _context_len(config: object) -> int:

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from specgrove.features import FeatureLayout
+from specgrove.runtime.attention_choice import AttentionChoice, GraphChoice
 from specgrove.runtime.loading import LoadedModel, load_model, stack
 from specgrove.runtime.packed_linear import PackedLinear
 from specgrove_drafter.members.feature_feed import FeatureFeed, JointFeed
@@ -33,9 +34,14 @@ def load_ssm(
     target_vocab_size: int,
     sent: FeatureLayout,
     metrics: DrafterMetrics | None = None,
+    *,
+    attention: str = AttentionChoice.AUTO,
+    cuda_graphs: str = GraphChoice.AUTO,
 ) -> LoadedSsm:
     """Load the SSM in `folder`; `sent` is what the drafter asks verifiers for. Raises `ModelLoadError`."""
-    loaded = load_model(folder, weights, device, target_vocab_size=target_vocab_size)
+    loaded = load_model(
+        folder, weights, device, target_vocab_size=target_vocab_size, attention=attention, cuda_graphs=cuda_graphs
+    )
     maps = FeatureMaps.load(Path(folder))
     if maps is None:
         return LoadedSsm(name, loaded)
