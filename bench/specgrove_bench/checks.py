@@ -11,7 +11,7 @@ from specgrove_bench.modes import PLAIN
 from specgrove_bench.plan import ClosedLoop
 from specgrove_bench.ratios import Ratio, speedup_over, throughput_over
 from specgrove_bench.stats import Spread
-from specgrove_bench.step_profile import ProfileRow
+from specgrove_bench.step_profile import StepTimes
 from specgrove_bench.warm_prefix import PrefixTrial, warm_share
 
 Runs = dict[tuple[str, str], list[BlockRun]]
@@ -49,7 +49,7 @@ class Check:
         return {**asdict(self), "verdict": str(self.verdict)}
 
 
-def checks_of(runs: Runs, trials: Sequence[PrefixTrial], profile: Sequence[ProfileRow]) -> list[Check]:
+def checks_of(runs: Runs, trials: Sequence[PrefixTrial], profile: Sequence[StepTimes]) -> list[Check]:
     """Every promise that this run has measured."""
     found = [
         _check("speculation switched off costs under 2 %: time per token, off / no drafter", 1.02, False,
@@ -88,11 +88,11 @@ def _against_vllm(runs: Runs) -> list[Check | None]:
     ]  # fmt: skip
 
 
-def _profile(profile: Sequence[ProfileRow]) -> list[Check | None]:
+def _profile(profile: Sequence[StepTimes]) -> list[Check | None]:
     return [
         Check("a plain step over its bare matrix products", row.step_over_bare, 1.3, False)
         for row in profile
-        if row.num_rows == 1
+        if row.sessions == row.rows == 1
     ]
 
 

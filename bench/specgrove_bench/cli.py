@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import subprocess
 import sys
 import time
@@ -11,9 +10,11 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from specgrove.errors import SpecgroveError
 from specgrove.text import Tokenizer
+from specgrove_bench import step_profile
 from specgrove_bench.contender import Contender, Pair
 from specgrove_bench.gateway import GatewayClient
 from specgrove_bench.lineup import line_up
@@ -28,7 +29,7 @@ from specgrove_bench.regression import differing_options, read_result, regressio
 from specgrove_bench.report import markdown
 from specgrove_bench.request import AskFailed
 from specgrove_bench.result import Measurements, Result, build_result
-from specgrove_bench.step_profile import ProfileRow
+from specgrove_bench.step_profile import StepTimes
 from specgrove_bench.systems import blocks_of, kv_tokens_for, running_systems
 from specgrove_bench.warm_prefix import prefix_trials
 from specgrove_local.models import TARGET_NAME, default_ssms, ensure_target
@@ -112,15 +113,17 @@ async def _prefixes(options: BenchOptions, pair: Pair, prompts: Sequence[BenchPr
             await client.close()
 
 
-def _profile(target: Path) -> list[ProfileRow]:
+def _profile(target: Path) -> list[StepTimes]:
     """In a process of its own: threads of this one have served transformers, and would be in its way."""
     code = f"import sys; sys.path.insert(0, {str(ROOT / 'bench')!r}); from specgrove_bench import step_profile"
     code += "; sys.exit(step_profile.main(sys.argv[1:]))"
-    argv = [sys.executable, "-c", code, "--json", "--model", str(target)]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=_PROFILE_TIMEOUT_S, cwd=ROOT, check=False)
-    if done.returncode:
-        raise SpecgroveError(f"the step profile failed: {done.stderr[-600:]}")
-    return [ProfileRow.from_json(json.loads(line)) for line in done.stdout.splitlines()]
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "profile.json"
+        argv = [sys.executable, "-c", code, "--json", str(path), "--model", str(target)]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=_PROFILE_TIMEOUT_S, cwd=ROOT, check=False)
+        if done.returncode:
+            raise SpecgroveError(f"the step profile failed: {done.stderr[-600:]}")
+        return step_profile.read(path)
 
 
 def _models(options: BenchOptions) -> Pair:

@@ -16,7 +16,7 @@ from specgrove_bench.measure import BlockRun
 from specgrove_bench.options import BenchOptions
 from specgrove_bench.prompts import BenchPrompt
 from specgrove_bench.ratios import Ratio, ratios_of
-from specgrove_bench.step_profile import ProfileRow
+from specgrove_bench.step_profile import StepTimes
 from specgrove_bench.warm_prefix import PrefixTrial
 
 FORMAT = 2  # of the JSON; raised when an older one cannot be compared any more
@@ -28,7 +28,7 @@ class Measurements:
 
     runs: list[BlockRun] = field(default_factory=list)
     trials: list[PrefixTrial] = field(default_factory=list)
-    profile: list[ProfileRow] = field(default_factory=list)
+    profile: list[StepTimes] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,11 +28,16 @@ from specgrove.runtime.int8_linear import Int8Linear
 from specgrove.runtime.kv_cache import CachedSequence
 from specgrove.runtime.loading import DecoderChoice, LoadedModel, load_model
 from specgrove.runtime.packed_linear import PackedColumns, PackedLinear
+from specgrove_bench.stats import Spread
 from specgrove_local.models import ensure_target
 
 _MATRIX_PRODUCTS = ("quantized::linear", "aten::addmm", "aten::mm", "aten::linear")
 _ATTENTION = ("aten::bmm", "aten::baddbmm", "aten::_softmax")
 _WARM_UPS = 3
+_HEAD = (
+    "| sessions x rows | step | bare products | ratio | of the fastest | attention | the rest | share |",
+    "|---|---|---|---|---|---|---|---|",
+)
 _CLOCKS = {"wall": time.perf_counter, "cpu": time.thread_time}
 
 _Product = tuple[Callable[[torch.Tensor], torch.Tensor], int]  # and the width of its input
@@ -55,20 +60,39 @@ class StepTimes:
     rows: int  # of each session
     step_ms: float
     bare_ms: float
-    ratio: float  # median over pairs taken in turns
+    step_over_bare: Spread  # over pairs taken in turns
     best_ratio: float
     attention_ms: float
     rest_ms: float
     rest_share: float
     rest_by_operator: tuple[OperatorTime, ...]
 
+    @property
+    def ratio(self) -> float:
+        return self.step_over_bare.median
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> StepTimes:
+        operators = tuple(OperatorTime(**operator) for operator in values["rest_by_operator"])
+        spread = Spread(**values["step_over_bare"])
+        return cls(**{**values, "step_over_bare": spread, "rest_by_operator": operators})
+
+
+def read(path: Path) -> list[StepTimes]:
+    """What `--json` left in `path`."""
+    return [StepTimes.from_json(values) for values in json.loads(path.read_text())]
+
+
+def markdown(measured: Sequence[StepTimes]) -> str:
+    """The table of a step's parts."""
+    return "\n".join([*_HEAD, *map(_line, measured)])
+
 
 def main(argv: list[str]) -> int:
     arguments = _parser().parse_args(argv)
     loaded = load_model(arguments.model or ensure_target(), arguments.weights, decoder=arguments.decoder)
     measured = []
-    print("| sessions x rows | step | bare products | ratio | of the fastest | attention | the rest | share |")
-    print("|---|---|---|---|---|---|---|---|")
+    print("\n".join(_HEAD))
     for sessions in arguments.sessions:
         for rows in arguments.rows:
             times = measure(loaded, sessions, rows, arguments.prefix_len, arguments.repeats, arguments.clock)
@@ -132,13 +156,19 @@ def measure(
         rows,
         step_ms,
         bare_ms,
-        statistics.median(step / bare for step, bare in zip(steps_s, bare_s, strict=True)),
+        _spread([step / bare for step, bare in zip(steps_s, bare_s, strict=True)]),
         min(steps_s) / min(bare_s),
         attention_ms,
         rest_ms,
         rest_ms / step_ms,
         tuple(sorted(others, key=lambda one: -one.self_ms)),
     )
+
+
+def _spread(values: Sequence[float]) -> Spread:
+    spread = Spread.of(values)
+    assert spread is not None
+    return spread
 
 
 def _parser() -> argparse.ArgumentParser:
