@@ -92,7 +92,8 @@ def profile_steps(loaded: LoadedModel) -> list[ProfileRow]:
     forward = PackedForward(loaded, cache)
     seq = cache.new_sequence()
     chain = range(_PREFIX_LEN)
-    forward.run([SequenceRows(seq, list(chain), chain, range(-1, _PREFIX_LEN - 1), [False] * _PREFIX_LEN)])
+    prefix = [place % loaded.vocab_size for place in chain]
+    forward.run([SequenceRows(seq, prefix, chain, range(-1, _PREFIX_LEN - 1), [False] * _PREFIX_LEN)])
     cache.commit(seq, chain)
 
     def run(rows: int) -> float:
