@@ -37,7 +37,7 @@ def flags(model_folder: Path) -> list[str]:
     return [
         *("--model", str(model_folder), "--ssm", str(ssm), "--prompts", str(prompts), "--run-dir", str(folder / "run")),
         *("--modes", "off,bare,tree,controller", "--engines", "transformers,assisted,vllm", "--vllm", str(program)),
-        *("--num-prompts", "3", "--max-tokens", "24", "--concurrency", "1,4", "--load-tokens", "12", "--rounds", "1"),
+        *("--num-prompts", "2", "--max-tokens", "16", "--concurrency", "1,4", "--load-tokens", "8", "--rounds", "1"),
         *("--open", "0.5", "--rates", "20", "--open-requests", "4", "--transformers-prompts", "1"),
         *("--prefix-trials", "2", "--prefix-tokens", "64", "--goodput", "ttft:5000", "tpot:5000", "--ignore-eos"),
     ]
