@@ -1,9 +1,5 @@
-"""Every operation is tested in plain torch and, where Triton is installed, in Triton's interpreter on the CPU."""
-
-import os
-
-# Triton reads it when a kernel is defined, so it stands before anything that may import one.
-os.environ["TRITON_INTERPRET"] = "1"
+"""Every operation is tested in plain torch and, where Triton is installed, in Triton's interpreter on the CPU
+(`tests/conftest.py` switches it on)."""
 
 import pytest
 import torch
