@@ -7,17 +7,18 @@ shares the system of `controller`: it is what a user of the default gets who swi
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from specgrove.tree import ExpansionConfig
-from specgrove_verifier.config import VerifierConfig
 
 if TYPE_CHECKING:
     from specgrove_bench.options import BenchOptions
 
 PLAIN = "off"  # what every ratio is taken against
 PREFIX_SYSTEM = "prefix"  # no mode: where cold and warm prefixes are timed
+# Every prompt is asked many times, in turns by all modes: with a prefix cache only the first would pay for it.
+_COLD = ("--prefix-cache", "off")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,26 +61,19 @@ def system_flags(system: str, options: BenchOptions) -> SystemFlags:
     limit = ("--max-nodes", str(options.max_nodes)) if options.max_nodes is not None else ()
     if system == PREFIX_SYSTEM:
         return SystemFlags(("--max-nodes", "0"), num_drafters=0)
-    cold = _without_prefix_cache()
     match system:
         case "bare":
-            return SystemFlags((*cold, "--max-nodes", "0"), num_drafters=0)
+            return SystemFlags((*_COLD, "--max-nodes", "0"), num_drafters=0)
         case "chain" | "tree":
             text = options.chain if system == "chain" else options.tree
             expansion = ExpansionConfig.parse(text)
             shape = ("--max-nodes", str(expansion.num_draft_nodes), "--max-depth", str(expansion.max_depth))
             drafter = ("--expansion", text, "--no-prompt-lookup")
-            return SystemFlags((*cold, "--budget", "fixed", *shape), drafter, max_ssms=1)
+            return SystemFlags((*_COLD, "--budget", "fixed", *shape), drafter, max_ssms=1)
         case "dynamic":
-            return SystemFlags((*cold, "--budget", "fixed", *limit))
+            return SystemFlags((*_COLD, "--budget", "fixed", *limit))
         case "ahead":
-            return SystemFlags((*cold, "--budget", "fixed", *limit), ("--ahead", "on"))
+            return SystemFlags((*_COLD, "--budget", "fixed", *limit), ("--ahead", "on"))
         case "lookup":
-            return SystemFlags((*cold, *limit), max_ssms=0)
-    return SystemFlags((*cold, *limit))
-
-
-def _without_prefix_cache() -> tuple[str, ...]:
-    """Every prompt is asked many times, in turns by all modes: with a prefix cache only the first would pay for it."""
-    has_one = any(field.name == "prefix_cache" for field in fields(VerifierConfig))
-    return ("--no-prefix-cache",) if has_one else ()
+            return SystemFlags((*_COLD, *limit), max_ssms=0)
+    return SystemFlags((*_COLD, *limit))
