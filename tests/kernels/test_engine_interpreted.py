@@ -14,6 +14,7 @@ from specgrove_kernels.backend import has_triton
 if has_triton():
 
     @pytest.mark.slow
+    @pytest.mark.timeout(900)  # seconds of work; minutes where other processes have the cores
     def test_the_engine_on_interpreted_kernels_gives_the_tokens_of_plain_torch() -> None:
         """Greedy and sampled, trees of several sessions, preemption, decode steps recorded; two decoders."""
         script = Path(__file__).with_name("engine_in_interpreter.py")
@@ -22,7 +23,7 @@ if has_triton():
             env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
             capture_output=True,
             text=True,
-            timeout=280,
+            timeout=880,
             check=False,
         )
         assert done.returncode == 0, done.stderr
