@@ -124,11 +124,11 @@ def test_every_mode_has_flags_for_its_system(mode: str) -> None:
         assert flags.verifier[-2:] == ("--max-nodes", "12")
 
 
-def test_only_the_prefix_system_keeps_a_prefix_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specgrove_bench.modes._without_prefix_cache", lambda: ("--no-prefix-cache",))
+def test_only_the_prefix_system_keeps_a_prefix_cache() -> None:
     options = parse_options([])
-    assert all("--no-prefix-cache" in system_flags(info.system, options).verifier for info in MODES.values())
-    assert "--no-prefix-cache" not in system_flags(PREFIX_SYSTEM, options).verifier
+    flags = [system_flags(info.system, options).verifier for info in MODES.values()]
+    assert all(one[:2] == ("--prefix-cache", "off") for one in flags)
+    assert "--prefix-cache" not in system_flags(PREFIX_SYSTEM, options).verifier
 
 
 def test_cache_holds_the_longest_prompts_at_the_highest_load() -> None:
