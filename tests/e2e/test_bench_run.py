@@ -61,7 +61,7 @@ def test_all_modes_sample_the_same_tokens_at_every_load_and_everything_is_writte
     assert solo == {"off", "bare", "tree", "controller", "transformers", "assisted", "vllm"}
     assert all(cell["num_failed"] == 0 and cell["goodput"]["median"] > 0 for cell in result["cells"])
     assert len(result["prefix_trials"]) == 2
-    assert result["profile"][0]["num_rows"] == 1
+    assert result["profile"][0]["rows"] == 1
     names = " ".join(check["name"] for check in result["checks"])
     assert all(words in names for words in ("switched off", "warm prefix", "vllm", "bare matrix products"))
     assert out.with_suffix(".svg").read_text().startswith("<svg")

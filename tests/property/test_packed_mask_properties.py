@@ -22,6 +22,7 @@ class RecordingModel:
 
     device = torch.device("cpu")
     has_windows = True
+    paged = None
 
     def __init__(self) -> None:
         self.steps: list[PackedStep] = []
