@@ -2,8 +2,8 @@
 
 import os
 
-# Triton reads it while it is imported, and half of it imported before is neither: so it stands before everything else,
-# whatever tests run in whatever order. Services on CPUs take no kernels unless they are told to.
+# Triton reads it module by module while it is imported, so it stands before everything else, in whatever order tests
+# run. Services that inherit it take no notice: on CPUs they attend in plain torch unless they are told otherwise.
 os.environ["TRITON_INTERPRET"] = "1"
 
 pytest_plugins = ["support.redis_server"]
