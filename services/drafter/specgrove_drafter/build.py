@@ -91,6 +91,7 @@ def load_ensemble(config: DrafterConfig, target: TargetVocab, metrics: DrafterMe
             metrics,
             attention=config.attention,
             cuda_graphs=config.cuda_graphs,
+            cpu_kernels=config.cpu_kernels,
         )
         for name, folder in zip(member_names(config), map(model_folder, config.ssm), strict=False)
     ]

@@ -36,6 +36,9 @@ class DrafterConfig:
     cuda_graphs: Literal["auto", "off"] = setting(
         default="auto", help="record decode steps as CUDA graphs where triton attends on a GPU, or never"
     )
+    cpu_kernels: Literal["auto", "off"] = setting(
+        default="auto", help="small operators on CPUs compiled where they can be, or always torch's own"
+    )
     device: str = setting(default="cpu", help="where SSMs run: cpu or cuda")
     threads: int = setting(default=0, minimum=0, maximum=1024, help="CPU threads of a forward; 0 = one per core")
 

@@ -43,6 +43,7 @@ async def serve(config: VerifierConfig) -> int:
         decoder=config.decoder,
         attention=config.attention,
         cuda_graphs=config.cuda_graphs,
+        cpu_kernels=config.cpu_kernels,
     )
     target = read_tokenizer(Path(folder), loaded.vocab_size)
     model_name = config.model_name or Path(config.model).name

@@ -33,6 +33,9 @@ class VerifierConfig:
     cuda_graphs: Literal["auto", "off"] = setting(
         "auto", help="record decode steps as CUDA graphs where triton attends on a GPU, or never"
     )
+    cpu_kernels: Literal["auto", "off"] = setting(
+        "auto", help="small operators on CPUs compiled where they can be, or always torch's own"
+    )
     device: str = setting("cpu", help="torch device")
     threads: int = setting(0, minimum=0, maximum=1024, help="CPU threads of torch; 0 = torch's own choice")
     kv_tokens: int = setting(16384, minimum=64, help="tokens the KV cache holds over all sessions")

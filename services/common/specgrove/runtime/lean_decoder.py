@@ -76,7 +76,8 @@ class _Layer:
 class LeanDecoder:
     """One or more models of one shape, run as one."""
 
-    def __init__(self, models: Sequence[Any]) -> None:
+    def __init__(self, models: Sequence[Any], *, may_compile: bool = True) -> None:
+        self.may_compile = may_compile  # whether its small operators on CPUs may be compiled ones
         self._models = tuple(models)
         first = models[0]
         config = first.config
@@ -94,10 +95,10 @@ class LeanDecoder:
         self._kept: list[torch.Tensor] = []
 
     @classmethod
-    def of(cls, models: Sequence[Any]) -> LeanDecoder | None:
+    def of(cls, models: Sequence[Any], *, may_compile: bool = True) -> LeanDecoder | None:
         """A decoder over `models`, or None where it would have to know more than it does."""
         shapes = {_shape(model) for model in models}
-        return cls(models) if len(shapes) == 1 and None not in shapes else None
+        return cls(models, may_compile=may_compile) if len(shapes) == 1 and None not in shapes else None
 
     @property
     def num_models(self) -> int:

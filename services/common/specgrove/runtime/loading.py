@@ -33,6 +33,7 @@ from specgrove.runtime.packed_linear import PackedLinear, PackWeight, is_packing
 from specgrove.runtime.paged_rows import PagedAttention
 from specgrove.runtime.probe import check_attention
 from specgrove.runtime.state_tap import RewriteStates, StateTap
+from specgrove_kernels.cpu import compiled
 
 _log = logging.getLogger(__name__)
 _KNOWN_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
@@ -51,6 +52,13 @@ class DecoderChoice(StrEnum):
     AUTO = "auto"
     LEAN = "lean"
     TRANSFORMERS = "transformers"
+
+
+class CpuKernelChoice(StrEnum):
+    """Whether small operators on CPUs are compiled (`specgrove_kernels.cpu`) where they can be, or torch's own."""
+
+    AUTO = "auto"
+    OFF = "off"
 
 
 _PACKS: dict[str, PackWeight] = {
@@ -131,12 +139,13 @@ def load_model(
     decoder: str = DecoderChoice.AUTO,
     attention: str = AttentionChoice.AUTO,
     cuda_graphs: str = GraphChoice.AUTO,
+    cpu_kernels: str = CpuKernelChoice.AUTO,
 ) -> LoadedModel:
     """Load a decoder-only model and check that our attention computes what its own does.
 
     `target_vocab_size` is needed for SSMs with a trimmed vocabulary; `cache_root` is where GGUF files are converted to;
-    `decoder` is a `DecoderChoice`, `attention` an `AttentionChoice`, `cuda_graphs` a `GraphChoice`. Raises
-    `ModelLoadError`.
+    `decoder` is a `DecoderChoice`, `attention` an `AttentionChoice`, `cuda_graphs` a `GraphChoice`,
+    `cpu_kernels` a `CpuKernelChoice`. Raises `ModelLoadError`.
     """
     hf.register_attention(packed_tree_attention)
     folder = model_folder(str(source), cache_root)
@@ -152,7 +161,7 @@ def load_model(
     dtype = next(model.parameters()).dtype
     loaded = LoadedModel(
         model=model,
-        decoder=_decoder(model, DecoderChoice(decoder), folder),
+        decoder=_decoder(model, DecoderChoice(decoder), CpuKernelChoice(cpu_kernels), folder),
         source=str(source),
         weights=str(dtype).removeprefix("torch.") if kept_as == "checkpoint" else str(kept_as),
         vocab_size=config.vocab_size,
@@ -188,7 +197,8 @@ def stack(models: Sequence[LoadedModel]) -> LoadedModel | None:
         return None
     if not all(_same_vocab(first.draft_vocab, loaded.draft_vocab) for loaded in models):
         return None
-    decoder = LeanDecoder.of([loaded.model for loaded in models])
+    may_compile = all(isinstance(one.decoder, LeanDecoder) and one.decoder.may_compile for one in models)
+    decoder = LeanDecoder.of([loaded.model for loaded in models], may_compile=may_compile)
     if decoder is None:
         return None
     shape = replace(first.kv_shape, num_kv_heads=len(models) * first.kv_shape.num_kv_heads)
@@ -201,8 +211,9 @@ def _same_vocab(one: DraftVocab | None, other: DraftVocab | None) -> bool:
     return one.other_id == other.other_id and torch.equal(one.to_target, other.to_target)
 
 
-def _decoder(model: nn.Module, choice: DecoderChoice, folder: str) -> Decoder:
-    lean = None if choice == DecoderChoice.TRANSFORMERS else LeanDecoder.of([model])
+def _decoder(model: nn.Module, choice: DecoderChoice, kernels: CpuKernelChoice, folder: str) -> Decoder:
+    may_compile = kernels == CpuKernelChoice.AUTO and compiled.is_available()
+    lean = None if choice == DecoderChoice.TRANSFORMERS else LeanDecoder.of([model], may_compile=may_compile)
     if lean is None and choice == DecoderChoice.LEAN:
         raise ModelLoadError(f"{folder} is not Llama-shaped; choose decoder=auto or transformers")
     return lean or ModuleDecoder(model)

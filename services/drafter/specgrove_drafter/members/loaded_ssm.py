@@ -9,7 +9,7 @@ from pathlib import Path
 
 from specgrove.features import FeatureLayout
 from specgrove.runtime.attention_choice import AttentionChoice, GraphChoice
-from specgrove.runtime.loading import LoadedModel, load_model, stack
+from specgrove.runtime.loading import CpuKernelChoice, LoadedModel, load_model, stack
 from specgrove.runtime.packed_linear import PackedLinear
 from specgrove_drafter.members.feature_feed import FeatureFeed, JointFeed
 from specgrove_drafter.members.feature_maps import FeatureMaps
@@ -37,10 +37,17 @@ def load_ssm(
     *,
     attention: str = AttentionChoice.AUTO,
     cuda_graphs: str = GraphChoice.AUTO,
+    cpu_kernels: str = CpuKernelChoice.AUTO,
 ) -> LoadedSsm:
     """Load the SSM in `folder`; `sent` is what the drafter asks verifiers for. Raises `ModelLoadError`."""
     loaded = load_model(
-        folder, weights, device, target_vocab_size=target_vocab_size, attention=attention, cuda_graphs=cuda_graphs
+        folder,
+        weights,
+        device,
+        target_vocab_size=target_vocab_size,
+        attention=attention,
+        cuda_graphs=cuda_graphs,
+        cpu_kernels=cpu_kernels,
     )
     maps = FeatureMaps.load(Path(folder))
     if maps is None:

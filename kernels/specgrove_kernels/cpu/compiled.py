@@ -1,0 +1,33 @@
+"""The door to Numba, which compiles loops over arrays for the processor they run on. No C compiler is needed.
+
+Sums may be taken in another order than they are written in (that is what makes them fast), but in the same one for the
+same lengths: a result never depends on what else is in the batch. Infinities and NaN are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any, TypeVar
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+_FAST_MATH = {"reassoc", "contract", "nsz", "arcp"}
+
+
+def is_available() -> bool:
+    """Whether loops can be compiled here. Does not import Numba."""
+    return find_spec("numba") is not None
+
+
+def compiled(function: Function) -> Function:
+    """`function`, compiled at its first call for each set of argument types; kept on disk where there is a place.
+
+    Runs without the interpreter's lock. Indices are not checked.
+    """
+    import numba
+
+    options: dict[str, Any] = {"nogil": True, "boundscheck": False, "error_model": "numpy", "fastmath": _FAST_MATH}
+    try:
+        return numba.njit(cache=True, **options)(function)
+    except RuntimeError:  # nowhere to keep it (a read-only file system): compiled again at every start
+        return numba.njit(**options)(function)
