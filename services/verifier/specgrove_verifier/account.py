@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 _ERROR_WEIGHT = 0.01
-_SLOWDOWN_WEIGHT = 0.05
+_SLOWDOWN_WEIGHT = 0.1
 _MOST_RATIO = 3.0  # a cycle that takes longer than so many times what was said had a pause in it
 _LEAST_SLOWDOWN, _MOST_SLOWDOWN = 0.5, 3.0
 
@@ -25,6 +25,11 @@ class Plan:
 
     num_nodes: int = 0
     pacing: Pacing = Pacing.TOGETHER
+
+    @property
+    def manner(self) -> Pacing | None:
+        """The pacing of drafts; None for plain decoding."""
+        return self.pacing if self.num_nodes else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +49,14 @@ class Outlook:
         return self.num_tokens / self.seconds if self.seconds else 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Cycle:
+    """What lay between two grants: the step under the trees of the grant before, and the wait for the next trees."""
+
+    num_tokens: int
+    seconds: float
+
+
 class Account:
     """Expected and observed tokens and seconds, as moving means; and by how much each pacing takes longer than said."""
 
@@ -55,7 +68,8 @@ class Account:
         self._began_s = 0.0
         self._num_tokens = 0
         self._means: tuple[float, ...] | None = None  # expected tokens and seconds, observed tokens and seconds
-        self._slowdown = dict.fromkeys(Pacing, 1.0)
+        # By manner and by the size of the batch, in powers of two; 0 is the size seen last, for those never seen.
+        self._slowdown: dict[tuple[Pacing | None, int], float] = {}
 
     @property
     def num_nodes(self) -> int:
@@ -81,13 +95,17 @@ class Account:
         observed = self.observed_tokens_per_s
         return abs(self.expected_tokens_per_s - observed) / observed if observed else 0.0
 
-    def slowdown(self, pacing: Pacing) -> float:
-        """How much longer steps under `pacing` took of late than costs and waits alone say: drafts that are made on the
-        same cores slow the steps beside them, for one."""
-        return self._slowdown[pacing]
+    def slowdown(self, plan: Plan, num_sessions: int) -> float:
+        """How much longer cycles of `num_sessions` under such a plan took of late than costs and waits alone say.
 
-    def begin(self, outlook: Outlook, num_sessions: int) -> None:
-        """A grant for `num_sessions` is made: the cycle under the one before is over."""
+        Whatever a step does besides its forward is in it, plain steps included, and what drafts that are made on the
+        same cores cost the steps beside them.
+        """
+        of_size = self._slowdown.get((plan.manner, num_sessions.bit_length()))
+        return self._slowdown.get((plan.manner, 0), 1.0) if of_size is None else of_size
+
+    def begin(self, outlook: Outlook, num_sessions: int) -> Cycle:
+        """A grant for `num_sessions` is made: the cycle under the one before is over, and was as returned."""
         now_s = self._clock()
         elapsed_s = now_s - self._began_s
         said = self._outlook
@@ -96,15 +114,17 @@ class Account:
             seen = (said.num_tokens, said.seconds, float(self._num_tokens), elapsed_s)
             means = self._means or seen
             self._means = tuple(mean + _ERROR_WEIGHT * (value - mean) for mean, value in zip(means, seen, strict=True))
-            if said.num_nodes:
-                self._learn_slowdown(said.plan.pacing, elapsed_s / said.seconds)
+            self._learn_slowdown(said.plan, elapsed_s / said.seconds)
+        cycle = Cycle(self._num_tokens, elapsed_s)
         self._plan_before, self._outlook = said.plan, outlook
         self._num_sessions, self._began_s, self._num_tokens = num_sessions, now_s, 0
+        return cycle
 
     def add(self, num_tokens: int) -> None:
         self._num_tokens += num_tokens
 
-    def _learn_slowdown(self, pacing: Pacing, ratio: float) -> None:
+    def _learn_slowdown(self, plan: Plan, ratio: float) -> None:
         # What was said has the present slowdown in it already.
-        slowdown = self._slowdown[pacing] * (1.0 + _SLOWDOWN_WEIGHT * (ratio - 1.0))
-        self._slowdown[pacing] = min(max(slowdown, _LEAST_SLOWDOWN), _MOST_SLOWDOWN)
+        slowdown = self.slowdown(plan, self._num_sessions) * (1.0 + _SLOWDOWN_WEIGHT * (ratio - 1.0))
+        slowdown = min(max(slowdown, _LEAST_SLOWDOWN), _MOST_SLOWDOWN)
+        self._slowdown[plan.manner, self._num_sessions.bit_length()] = self._slowdown[plan.manner, 0] = slowdown

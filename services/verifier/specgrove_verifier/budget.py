@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from specgrove_verifier.acceptance_curve import MAX_NODES, AcceptanceCurve
-from specgrove_verifier.account import Account, Outlook, Pacing, Plan
+from specgrove_verifier.account import Account, Cycle, Outlook, Pacing, Plan
 from specgrove_verifier.cost_curve import CostCurve
 from specgrove_verifier.mailbox import NO_DRAFT, DraftBudget
 
@@ -28,7 +29,17 @@ _SWITCH_GAIN, _SWITCH_OFF_GAIN = 0.02, 0.005
 _EXPLORE_SHARE = 0.015  # of the time, for looking at what other grants are worth by now
 _PROBE_STEPS = 2  # after plain decoding: the first draft comes from a drafter that has to read first
 _PACING_PROBE_STEPS = 8  # the first of them only part the sessions
-_MOST_SAVED_S = 1.0  # of that time, for later
+_MOST_SAVED_S = 1.0  # of that time, for later; and owed
+_MOST_LOST = 5.0  # of a usual cycle, by one cycle of a probe
+
+
+@dataclass(slots=True)
+class _Bill:
+    """What a probe costs: its grants are felt one cycle longer, when the trees of the last are verified."""
+
+    num_cycles_left: int
+    charged_s: float  # beforehand
+    lost_s: float = 0.0
 
 
 class FixedBudget:
@@ -70,9 +81,9 @@ class MeasuredBudget:
         self._present = Plan(0, self._pacings[0])  # as last decided
         self._probe = Plan()  # the probe that is under way
         self._probe_steps_left = 0
-        self._saved_s = 0.0  # for exploring
+        self._saved_s = 0.0  # for exploring; less than nothing when it cost more than was expected
+        self._bill: _Bill | None = None  # of the probe whose cycles are not all over
         self._turn_is_next = False  # whether pacing, not nodes, is to be looked at next
-        self._is_exploring = self._was_exploring = False  # by the last grant, and by the one before
 
     @property
     def pacing(self) -> Pacing:
@@ -93,9 +104,11 @@ class MeasuredBudget:
             if plan.num_nodes <= most and self._is_possible(plan, num_sessions)
         }
         decided = self._decide(outlooks)
+        had_bill = self._bill is not None
         plan = self._explore(decided, outlooks)
-        self._was_exploring, self._is_exploring = self._is_exploring, plan != decided
-        self.account.begin(outlooks[plan], num_sessions)
+        cycle = self.account.begin(outlooks[plan], num_sessions)
+        if self._bill is not None and had_bill:
+            self._settle(self._bill, cycle, outlooks[decided])
         return DraftBudget(plan.num_nodes, self.limits.max_depth) if plan.num_nodes else NO_DRAFT
 
     def observe_answer(self, granted_nodes: int, num_nodes: int, accepted_nodes: Sequence[int]) -> None:
@@ -104,8 +117,6 @@ class MeasuredBudget:
         self._acceptance.observe(granted_nodes, num_nodes, accepted_nodes)
 
     def observe_step(self, rows: int, seconds: float) -> None:
-        if self._was_exploring:  # cheaper than the curve had it: so much more can be looked at
-            self._saved_s += max(self._curve.seconds(rows) - seconds, 0.0)
         self._curve.observe(rows, seconds)
 
     def observe_tokens(self, num_tokens: int) -> None:
@@ -125,8 +136,7 @@ class MeasuredBudget:
             seconds = max(step_s, (step_s + draft_wait_s) / 2)  # two steps and the wait of one, at least
         else:
             seconds = self._step_s(num_sessions, nodes) + (draft_wait_s if nodes else 0.0)
-        if nodes:
-            seconds *= self.account.slowdown(plan.pacing)
+        seconds *= self.account.slowdown(plan, num_sessions)
         return Outlook(plan, num_sessions * (1 + self._acceptance.expected(nodes)), seconds)
 
     def _step_s(self, num_sessions: int, nodes: int) -> float:
@@ -159,9 +169,20 @@ class MeasuredBudget:
         if lost_s > self._saved_s:
             return plan
         self._saved_s -= max(lost_s, 0.0)
+        self._bill = _Bill(num_steps + 1, max(lost_s, 0.0))
         self._turn_is_next = not self._turn_is_next
         self._probe, self._probe_steps_left = other.plan, num_steps - 1
         return other.plan
+
+    def _settle(self, bill: _Bill, cycle: Cycle, decided: Outlook) -> None:
+        """Take in what a cycle of a probe cost beside the time in which its tokens would have come anyway; pay when the
+        probe is over."""
+        cost_s = cycle.seconds - cycle.num_tokens / decided.tokens_per_s
+        bill.lost_s += min(cost_s, _MOST_LOST * decided.seconds)  # a prompt that was read meanwhile is no cost of it
+        bill.num_cycles_left -= 1
+        if not bill.num_cycles_left:
+            self._saved_s = max(self._saved_s + bill.charged_s - max(bill.lost_s, 0.0), -_MOST_SAVED_S)
+            self._bill = None
 
     def _next_to_look_at(self, plan: Plan, outlooks: dict[Plan, Outlook]) -> tuple[Outlook | None, int]:
         """What to try for how many steps. With nodes: the next size that could be right and the other pacing, in

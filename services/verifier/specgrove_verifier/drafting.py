@@ -4,6 +4,10 @@
     take_in(arrival)          ◀── a tree or a refusal, into the mailbox or dropped and counted
     attach / detach           who is there
 
+Who is asked for nothing hears next to nothing: a session is opened with drafters when it is first granted nodes, and
+while it is granted none its tokens are told many at a time. Where drafters share the verifier's cores, reading prompts
+and taking in single tokens that nobody drafts for is what switched off speculation would cost.
+
 Lives on the engine's thread.
 """
 
@@ -19,6 +23,8 @@ from specgrove_verifier.generation import Generation
 from specgrove_verifier.inbox import Arrival, Refusal
 from specgrove_verifier.mailbox import NO_DRAFT, DraftBudget, DraftOutcome
 from specgrove_verifier.metrics import EngineMetrics
+
+_MAX_UNTOLD = 32  # tokens; a drafter is at most so far behind when it is asked again
 
 
 class Drafting:
@@ -57,19 +63,28 @@ class Drafting:
 
     def ask_for_next(self, generation: Generation, kept: Sequence[int]) -> None:
         """Ask the drafters for the next tree, now that `generation` ends with `kept`; new drafters get it whole."""
-        budget = self._budget_for(generation)
-        known = generation.drafters
-        generation.mailbox.expect(generation.base, budget, known)
-        if known:
-            self._pool.announce_commit(generation, len(generation.tokens) - len(kept), kept)
+        before, budget = generation.mailbox.budget, self._budget_for(generation)
+        generation.mailbox.expect(generation.base, budget, generation.drafters)
+        generation.num_untold += len(kept) if generation.drafters else 0
+        # What became of a tree is told at once: drafters learn from it.
+        if before != NO_DRAFT or budget != NO_DRAFT or generation.num_untold >= _MAX_UNTOLD:
+            self._tell(generation)
         self.assign(generation)
 
     def assign(self, generation: Generation) -> None:
-        """Give `generation` the drafters it lacks."""
-        if self._budget.limits.max_nodes == 0:
-            return  # speculation is off here: drafters need not hear of it
+        """Give `generation` the drafters it lacks, if anything is asked of them."""
+        if generation.mailbox.budget == NO_DRAFT:
+            return
+        self._tell(generation)  # or those it has and those it gets would stand at different places
         self._pool.assign(generation)
         generation.mailbox.ask_also(generation.drafters)
+
+    def _tell(self, generation: Generation) -> None:
+        """Bring the session's drafters up to its last token, as far as they are behind."""
+        count, generation.num_untold = generation.num_untold, 0
+        if count and generation.drafters:
+            first = len(generation.tokens) - count
+            self._pool.announce_commit(generation, first, generation.tokens[first:])
 
     def attach(self, drafter: Drafter) -> None:
         self._pool.attach(drafter)
@@ -128,6 +143,7 @@ class Drafting:
         self._pool.note_answer(number, latency_s, is_in_time=(latency_s or 0.0) <= self._max_wait_s)
         self._metrics.record_draft(outcome, latency_s)
         if outcome is DraftOutcome.DIVERGENT:
+            self._tell(generation)
             self._pool.reopen(generation, number, generation.mailbox.budget)
 
     def _decline(self, number: int, refusal: Refusal) -> None:
@@ -137,6 +153,7 @@ class Drafting:
             return
         if refusal.lost_place:
             self._metrics.record_fallback("lost_place")
+            self._tell(generation)
             self._pool.reopen(generation, number, generation.mailbox.budget)
         elif refusal.no_room:
             self._metrics.record_fallback("no_room")

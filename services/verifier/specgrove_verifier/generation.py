@@ -82,6 +82,7 @@ class Generation:
         self.seq: CachedSequence | None = None  # None while waiting for a place
         self.had_place = False
         self.drafters: frozenset[int] = frozenset()  # streams that mirror it
+        self.num_untold = 0  # of the last tokens, how many they have not been told of yet
         self.stats = SpeculationStats()
         self.arrived_s = arrived_s
         self.first_token_s: float | None = None
