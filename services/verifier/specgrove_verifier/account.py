@@ -39,6 +39,7 @@ class Outlook:
     plan: Plan = Plan()
     num_tokens: float = 0.0  # over all sessions of the step
     seconds: float = 0.0
+    num_drafted: float = 0.0  # sessions of the step that drafts are expected for
 
     @property
     def num_nodes(self) -> int:
@@ -64,9 +65,9 @@ class Account:
         self._clock = clock
         self._outlook = Outlook()
         self._plan_before: Plan | None = None  # of the grant before: its trees run in the cycle of the present one
-        self._num_sessions = 0
+        self._num_sessions = self._num_plain = 0
         self._began_s = 0.0
-        self._num_tokens = 0
+        self._num_tokens = self._num_answers = 0
         self._means: tuple[float, ...] | None = None  # expected tokens and seconds, observed tokens and seconds
         # By manner and by the size of the batch, in powers of two; 0 is the size seen last, for those never seen.
         self._slowdown: dict[tuple[Pacing | None, int], float] = {}
@@ -104,21 +105,29 @@ class Account:
         of_size = self._slowdown.get((plan.manner, num_sessions.bit_length()))
         return self._slowdown.get((plan.manner, 0), 1.0) if of_size is None else of_size
 
-    def begin(self, outlook: Outlook, num_sessions: int) -> Cycle:
-        """A grant for `num_sessions` is made: the cycle under the one before is over, and was as returned."""
+    def begin(self, outlook: Outlook, num_sessions: int, num_plain: int = 0) -> Cycle:
+        """A grant for `num_sessions` is made, `num_plain` of which want no drafts: the cycle under the one before is
+        over, and was as returned."""
         now_s = self._clock()
         elapsed_s = now_s - self._began_s
         said = self._outlook
-        is_alike = num_sessions == self._num_sessions and said.plan == self._plan_before
-        if is_alike and self._num_tokens and elapsed_s < _MOST_RATIO * said.seconds:
+        # A cycle under trees that never came says nothing about what trees cost.
+        is_as_said = not said.num_nodes or 2 * self._num_answers >= said.num_drafted
+        is_alike = (num_sessions, num_plain) == (self._num_sessions, self._num_plain) and said.plan == self._plan_before
+        if is_alike and is_as_said and self._num_tokens and elapsed_s < _MOST_RATIO * said.seconds:
             seen = (said.num_tokens, said.seconds, float(self._num_tokens), elapsed_s)
             means = self._means or seen
             self._means = tuple(mean + _ERROR_WEIGHT * (value - mean) for mean, value in zip(means, seen, strict=True))
             self._learn_slowdown(said.plan, elapsed_s / said.seconds)
         cycle = Cycle(self._num_tokens, elapsed_s)
         self._plan_before, self._outlook = said.plan, outlook
-        self._num_sessions, self._began_s, self._num_tokens = num_sessions, now_s, 0
+        self._num_sessions, self._num_plain, self._began_s = num_sessions, num_plain, now_s
+        self._num_tokens = self._num_answers = 0
         return cycle
+
+    def add_answer(self) -> None:
+        """Drafters have answered for one session, with a tree or with none."""
+        self._num_answers += 1
 
     def add(self, num_tokens: int) -> None:
         self._num_tokens += num_tokens

@@ -33,6 +33,23 @@ _MOST_SAVED_S = 1.0  # of that time, for later; and owed
 _MOST_LOST = 5.0  # of a usual cycle, by one cycle of a probe
 
 
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """The sessions of a step that only decodes; a mean over steps need not be whole."""
+
+    num_drafted: float  # those that drafts may be made for
+    num_plain: float  # those that want none
+
+    @property
+    def size(self) -> float:
+        return self.num_drafted + self.num_plain
+
+    def turn(self) -> _Batch:
+        """What a step takes of it when they go in turns."""
+        share = turn_size(round(self.size)) / self.size
+        return _Batch(share * self.num_drafted, share * self.num_plain)
+
+
 @dataclass(slots=True)
 class _Bill:
     """What a probe costs: its grants are felt one cycle longer, when the trees of the last are verified."""
@@ -49,7 +66,7 @@ class FixedBudget:
         self.limits = limits
         self.pacing = pacing
 
-    def grant(self, num_sessions: int, draft_wait_s: float, room: int = MAX_NODES) -> DraftBudget:
+    def grant(self, num_sessions: int, draft_wait_s: float, room: int = MAX_NODES, num_plain: int = 0) -> DraftBudget:
         return DraftBudget(min(self.limits.max_nodes, room), self.limits.max_depth)
 
     def observe_answer(self, granted_nodes: int, num_nodes: int, accepted_nodes: Sequence[int]) -> None:
@@ -90,23 +107,24 @@ class MeasuredBudget:
         """Which sessions the coming steps take."""
         return self.account.pacing
 
-    def grant(self, num_sessions: int, draft_wait_s: float, room: int = MAX_NODES) -> DraftBudget:
+    def grant(self, num_sessions: int, draft_wait_s: float, room: int = MAX_NODES, num_plain: int = 0) -> DraftBudget:
         """The budget of each of `num_sessions` sessions that decode at present, a draft taking `draft_wait_s` and a
-        step having `room` for so many nodes of each.
+        step having `room` for so many nodes of each; `num_plain` more want no drafts.
 
         It is for the trees of the step after the coming one, which runs what the grant before brought.
         """
-        most = min(self.limits.max_nodes, room)
+        most = min(self.limits.max_nodes, room) if num_sessions else 0
+        batch = _Batch(num_sessions, num_plain)
         outlooks = {
-            plan: self._outlook(plan, num_sessions, draft_wait_s)
+            plan: self._outlook(plan, batch, draft_wait_s)
             for pacing in self._pacings
             for plan in (Plan(nodes, pacing) for nodes in _CANDIDATE_NODES)
-            if plan.num_nodes <= most and self._is_possible(plan, num_sessions)
+            if plan.num_nodes <= most and self._is_possible(plan, batch)
         }
         decided = self._decide(outlooks)
         had_bill = self._bill is not None
         plan = self._explore(decided, outlooks)
-        cycle = self.account.begin(outlooks[plan], num_sessions)
+        cycle = self.account.begin(outlooks[plan], num_sessions + num_plain, num_plain)
         if self._bill is not None and had_bill:
             self._settle(self._bill, cycle, outlooks[decided])
         return DraftBudget(plan.num_nodes, self.limits.max_depth) if plan.num_nodes else NO_DRAFT
@@ -114,6 +132,7 @@ class MeasuredBudget:
     def observe_answer(self, granted_nodes: int, num_nodes: int, accepted_nodes: Sequence[int]) -> None:
         """Drafters answered a grant of `granted_nodes` with a tree of `num_nodes` draft nodes (0: they had nothing to
         propose), of which the target accepted `accepted_nodes` (numbered from 1)."""
+        self.account.add_answer()
         self._acceptance.observe(granted_nodes, num_nodes, accepted_nodes)
 
     def observe_step(self, rows: int, seconds: float) -> None:
@@ -123,24 +142,25 @@ class MeasuredBudget:
         """So many tokens were committed for one session."""
         self.account.add(num_tokens)
 
-    def _is_possible(self, plan: Plan, num_sessions: int) -> bool:
+    def _is_possible(self, plan: Plan, batch: _Batch) -> bool:
         if plan.pacing is Pacing.TOGETHER or len(self._pacings) == 1:
             return True
-        return num_sessions > 1 and plan.num_nodes > 0  # plain decoding and a single session have no turns to take
+        return batch.size > 1 and plan.num_nodes > 0  # plain decoding and a single session have no turns to take
 
-    def _outlook(self, plan: Plan, num_sessions: int, draft_wait_s: float) -> Outlook:
+    def _outlook(self, plan: Plan, batch: _Batch, draft_wait_s: float) -> Outlook:
         nodes = plan.num_nodes
-        if plan.pacing is Pacing.IN_TURNS and nodes and num_sessions > 1:
-            num_sessions = turn_size(num_sessions)
-            step_s = self._step_s(num_sessions, nodes)
+        slowdown = self.account.slowdown(plan, round(batch.size))
+        if plan.pacing is Pacing.IN_TURNS and nodes and batch.size > 1:
+            batch = batch.turn()
+            step_s = self._step_s(batch, nodes)
             seconds = max(step_s, (step_s + draft_wait_s) / 2)  # two steps and the wait of one, at least
         else:
-            seconds = self._step_s(num_sessions, nodes) + (draft_wait_s if nodes else 0.0)
-        seconds *= self.account.slowdown(plan, num_sessions)
-        return Outlook(plan, num_sessions * (1 + self._acceptance.expected(nodes)), seconds)
+            seconds = self._step_s(batch, nodes) + (draft_wait_s if nodes else 0.0)
+        num_tokens = batch.size + batch.num_drafted * self._acceptance.expected(nodes)
+        return Outlook(plan, num_tokens, slowdown * seconds, batch.num_drafted if nodes else 0)
 
-    def _step_s(self, num_sessions: int, nodes: int) -> float:
-        return self._curve.seconds(num_sessions * (1.0 + self._acceptance.expected_nodes(nodes)))
+    def _step_s(self, batch: _Batch, nodes: int) -> float:
+        return self._curve.seconds(batch.size + batch.num_drafted * self._acceptance.expected_nodes(nodes))
 
     def _decide(self, outlooks: dict[Plan, Outlook]) -> Plan:
         best = max(outlooks.values(), key=lambda outlook: outlook.tokens_per_s)

@@ -46,12 +46,16 @@ class Drafting:
         self._max_wait_s = max_wait_s
         self._granted = budget.limits
 
-    def grant(self, num_decoding: int, max_nodes: int) -> None:
-        """Set what each of `num_decoding` sessions may be drafted once the coming step is over.
+    def grant(self, num_decoding: int, max_nodes: int, num_plain: int = 0) -> None:
+        """Set what each of `num_decoding` sessions may be drafted once the coming step is over, `num_plain` of which
+        want no drafts.
 
         `max_nodes` is each one's share of a step: a tree that finds no room is drafted and waited for in vain.
         """
-        self._granted = self._budget.grant(num_decoding, self._pool.usual_latency_s(), max_nodes)
+        num_drafted = num_decoding - num_plain if len(self._pool) else 0
+        self._granted = self._budget.grant(
+            num_drafted, self._pool.usual_latency_s(), max_nodes, num_decoding - num_drafted
+        )
 
     def feature_layers(self, generations: Iterable[Generation]) -> frozenset[int]:
         """The layers whose states are wanted with the coming step's commits: none where no draft will be asked for."""

@@ -153,8 +153,9 @@ class Engine:
             return
         decoding = [scheduled.generation for scheduled in batch if scheduled.reaches_end]
         if decoding:
-            num_decoding = len(decoding) + len(left_out)
-            self._drafting.grant(num_decoding, self._scheduler.max_draft_nodes(num_decoding))
+            num_decoding = len(decoding) + len(left_out)  # who is left out waits for drafts
+            num_plain = sum(not generation.request.speculation.is_enabled for generation in decoding)
+            self._drafting.grant(num_decoding, self._scheduler.max_draft_nodes(num_decoding), num_plain)
         wanted_layers = self._drafting.feature_layers(decoding)
         outputs = self._features.run(self._forward, [scheduled.rows() for scheduled in batch], wanted_layers)
         self._forward.wait()

@@ -8,10 +8,10 @@ from random import Random
 
 import pytest
 
-from specgrove_verifier.account import Pacing
+from specgrove_verifier.account import Pacing, Plan
 from specgrove_verifier.budget import MeasuredBudget, turn_size
 from specgrove_verifier.cost_curve import MEASURED_ROWS, CostCurve
-from specgrove_verifier.mailbox import DraftBudget
+from specgrove_verifier.mailbox import NO_DRAFT, DraftBudget
 
 LIMITS = DraftBudget(32, 8)
 GENEROUS = tuple(0.7 * 0.85**node for node in range(64))  # P(node n is accepted), likeliest first
@@ -150,6 +150,30 @@ def test_a_probe_that_costs_more_than_was_expected_is_paid_for() -> None:
             world.now_s += 0.04
             lost_s += world.cost_s(coming) - world.cost_s(0) + 0.04
     assert 0 < lost_s < 0.03 * (world.now_s - began_s)
+
+
+def test_trees_that_never_come_teach_nothing_about_what_trees_cost() -> None:
+    """All clients switch speculation off, or the drafter says nothing: cycles of plain length under granted nodes."""
+    world = World(CPU, USUAL, 0.012)
+    budget = world.budget()
+    world.run(budget, 400)
+    known = [budget.account.slowdown(Plan(nodes), 1) for nodes in (0, 4)]
+    for _ in range(200):
+        budget.grant(1, 0.012)
+        world.now_s += world.cost_s(0)
+        budget.observe_step(1, world.cost_s(0))
+        budget.observe_tokens(1)
+    assert [budget.account.slowdown(Plan(nodes), 1) for nodes in (0, 4)] == pytest.approx(known, rel=0.02)
+    assert sum(nodes > 0 for nodes in world.run(budget, 100)) == 100
+
+
+def test_sessions_that_want_no_drafts_count_as_rows_and_tokens_only() -> None:
+    """One session of eight may be drafted for: its nodes cost as little as if it were alone, on a flat curve."""
+    budget = MeasuredBudget(LIMITS, CostCurve(list(GPU.items())))
+    assert budget.grant(1, 0.0, num_plain=7).max_nodes > 0
+    assert budget.grant(0, 0.0, num_plain=8) == NO_DRAFT
+    steep = MeasuredBudget(LIMITS, CostCurve(list(STEEP.items())))
+    assert steep.grant(1, 0.0, num_plain=7) == NO_DRAFT
 
 
 @dataclass

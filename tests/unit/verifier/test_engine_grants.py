@@ -18,7 +18,7 @@ def _grant_in_turn(stand: Stand, *grants: int) -> None:
     """Let the budget say these numbers of nodes, one after the other, then the last for ever."""
     coming = itertools.chain(grants, itertools.repeat(grants[-1]))
 
-    def grant(num_sessions: int, draft_wait_s: float, room: int = 64) -> DraftBudget:
+    def grant(num_sessions: int, draft_wait_s: float, room: int = 64, num_plain: int = 0) -> DraftBudget:
         nodes = next(coming)
         return DraftBudget(nodes, 5) if nodes else NO_DRAFT
 
