@@ -110,7 +110,8 @@ def _facts_of(loaded: LoadedModel) -> list[object]:
     config = Path(loaded.source) / "config.json"
     written = config.stat().st_mtime_ns if config.is_file() else 0
     attention = "reference" if loaded.paged is None else ("graphs" if loaded.paged.new_capture else "eager")
-    kind = f"{type(loaded.decoder).__name__}, {attention}"
+    operators = "compiled" if getattr(loaded.decoder, "may_compile", False) else "torch"
+    kind = f"{type(loaded.decoder).__name__}, {attention}, {operators}"
     return [version("specgrove"), loaded.source, written, loaded.weights, kind, loaded.kv_shape, loaded.vocab_size]
 
 
