@@ -148,6 +148,20 @@ def own_logits(model: Any, token_ids: Sequence[int]) -> torch.Tensor:  # float32
     return model(input_ids=torch.tensor([list(token_ids)]), use_cache=False).logits[0].float()
 
 
+def own_greedy(model: Any, prompt: Sequence[int], max_tokens: int, **settings: Any) -> list[int]:
+    """The output tokens of the model's own `generate`, greedy. `settings` go to it; it does not stop at its own EOS."""
+    ids = torch.tensor([list(prompt)])
+    output = model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=max_tokens,
+        do_sample=False,
+        pad_token_id=0,
+        **{"eos_token_id": None, **settings},
+    )
+    return output[0, len(prompt) :].tolist()
+
+
 @torch.inference_mode()
 def own_features(model: Any, token_ids: Sequence[int], layers: Sequence[int]) -> torch.Tensor:  # float32 [P * H]
     """What the model itself makes of the features of a base of `token_ids`: its states at the last row but one, after
