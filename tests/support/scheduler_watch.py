@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from specgrove_verifier.generation import Generation
+from specgrove_verifier.scheduler import Scheduled, Scheduler
 from support.engine_stand import TIMEOUT_S, Stand
 
 
@@ -41,6 +42,7 @@ class Watch:
     places: list[Place] = field(default_factory=list)
     grants: list[int] = field(default_factory=list)  # nodes
     num_left_out: list[int] = field(default_factory=list)  # sessions that waited for their turn, step by step
+    num_starving_steps: int = 0  # in which prompts, that had more to read, got less than a quarter of the rows
     most_running: int = 0
     most_waiting: int = 0
 
@@ -53,6 +55,7 @@ class Watch:
             step = compose(left_out)
             watch.steps.append([_rows(scheduled) for scheduled in step])
             watch.num_left_out.append(len(left_out))
+            watch.num_starving_steps += _is_starving(scheduler, step)
             watch.most_running = max(watch.most_running, len(scheduler.running))
             watch.most_waiting = max(watch.most_waiting, len(scheduler.waiting))
             return step
@@ -94,7 +97,7 @@ class Watch:
         return sum(len(some) > 1 and not some[0].reaches_end for some in prompts)
 
 
-def _rows(scheduled: Any) -> Rows:
+def _rows(scheduled: Scheduled) -> Rows:
     return Rows(
         scheduled.generation.key,
         scheduled.seq.cached_len,
@@ -102,6 +105,12 @@ def _rows(scheduled: Any) -> Rows:
         scheduled.reaches_end,
         scheduled.num_rows - scheduled.num_chain,
     )
+
+
+def _is_starving(scheduler: Scheduler, step: Sequence[Scheduled]) -> bool:
+    in_prefill = {one.key: one.num_uncached for one in scheduler.running if not one.is_decoding}
+    num_rows = sum(scheduled.num_chain for scheduled in step if scheduled.generation.key in in_prefill)
+    return num_rows < min(scheduler._max_step_rows // 4, sum(in_prefill.values()))
 
 
 @contextmanager
