@@ -2,9 +2,6 @@
 
 Arrays are addressed flat, whatever their shape, and must be contiguous. Eight, because processors that split 512
 bits in two (Zen 4) are no faster with sixteen, and few rows fill eight sooner.
-
-Numba keeps compiled code by the date of the file that its caller stands in: whoever changes something here touches the
-files that use it too, or their kept code stays what it was.
 """
 
 from __future__ import annotations

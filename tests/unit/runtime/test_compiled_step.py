@@ -12,6 +12,7 @@ import pytest
 import torch
 
 pytest.importorskip("numba")
+from specgrove.runtime import compiled_step
 from specgrove.runtime.compiled_step import CompiledLayers, CompiledStep
 from specgrove.runtime.forward import PackedForward, SequenceRows
 from specgrove.runtime.lean_decoder import LeanDecoder
@@ -75,8 +76,9 @@ def is_compiled(loaded: LoadedModel) -> bool:
 
 @pytest.mark.parametrize(("architecture", "settings"), _ARCHITECTURES, ids=str)
 def test_trees_of_many_sessions_give_what_torchs_operators_give(
-    tmp_path: Path, architecture: str, settings: dict[str, Any]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, architecture: str, settings: dict[str, Any]
 ) -> None:
+    monkeypatch.setattr(compiled_step, "_most_rows", lambda: 64)
     pair, random = Pair.load(write_tiny_model(tmp_path, architecture, seed=4, **settings)), Random(8)
     assert [is_compiled(runner.case.loaded) for runner in pair.runners] == [True, False]
     for num_sessions, prefix_lens, sizes in [
@@ -168,7 +170,7 @@ def test_long_chunks_keep_to_torchs_operators_and_trees_do_not(tmp_path: Path, m
         monkeypatch.setattr(kind, "attend", attend)
     for size, expected in [(200, LeanStep), (1, CompiledStep), (12, CompiledStep)]:
         taken.clear()
-        chain = range(cache.blocks_for(0), size)
+        chain = range(size)
         forward.run([SequenceRows(seq, [5] * size, chain, range(-1, size - 1), [False] * (size - 1) + [True])])
         cache.commit(seq, range(size))
         assert set(taken) == {expected}

@@ -20,9 +20,6 @@ from specgrove.runtime.lean_step import HeadLayout
 from specgrove_kernels.cpu import layer_operators
 from specgrove_kernels.cpu.row_attention import KeyLists, SequenceKeys
 
-# Above this many rows of one sequence, torch's batched products and second thread are the faster attention (README).
-_MOST_ROWS = 64
-
 Array = np.ndarray[Any, Any]
 
 
@@ -46,7 +43,7 @@ class CompiledLayers:
 
     def fits(self, step: PackedStep) -> bool:
         """Whether the compiled operators are the faster ones for `step`."""
-        return step.paged is None and all(part.stop - part.start <= _MOST_ROWS for part in step.parts)
+        return step.paged is None and all(part.stop - part.start <= _most_rows() for part in step.parts)
 
     def plan(
         self,
@@ -147,6 +144,11 @@ class CompiledStep:
             mixed=_Shared.of(self.mixed.tensor.index_select(1, rows)),
             gated=_Shared.of(states.new_empty(states.shape[0], len(rows), self.gated.array.shape[2])),
         )
+
+
+def _most_rows() -> int:
+    """Above this many rows of one sequence torch's batched products, on all threads, are the faster attention."""
+    return 32 if torch.get_num_threads() == 1 else 16  # README
 
 
 def _keys(part: PackedPart) -> SequenceKeys:
