@@ -2,7 +2,8 @@
 
 `transformers` runs the same layer in about 60 operators and a dozen Python frames, which on a CPU costs more time than
 the matrix products of a 135M model (README). The weights are those of the loaded model; norms, rotation and attention
-are written out here, and `probe.py` compares them with the model's own when it is loaded.
+are written out here, and `probe.py` compares them with the model's own when it is loaded. Steps of few rows on CPUs
+run through compiled operators instead of the small ones (`compiled_step.py`).
 
 Several models of one shape run as one: their rows are a leading dimension, their heads lie side by side in one cache,
 and everything but the matrix products happens once for all.
