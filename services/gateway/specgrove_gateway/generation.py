@@ -59,6 +59,10 @@ class ClientRequest:
     stop_token_ids: tuple[int, ...] = ()
     speculation: SpeculationOptions = field(default_factory=SpeculationOptions)
     priority: int = 0  # the lower goes first
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, bias)
 
 
 @dataclass(frozen=True, slots=True)

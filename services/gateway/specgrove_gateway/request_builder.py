@@ -57,6 +57,7 @@ class RequestBuilder:
         _stop_conditions(client, max_tokens=_asked_max_tokens(client) or max(1, client.min_tokens or 0))
         limits = self._limits()
         _check_ids(client.stop_token_ids, limits.vocab_size, "stop_token_ids")
+        _check_ids(tuple(token_id for token_id, _ in client.logit_bias), limits.vocab_size, "logit_bias")
         prompt_token_ids = await self._prompt_ids(client)
         max_tokens = _max_tokens(client, len(prompt_token_ids), limits.max_context_len)
         _check_ids(prompt_token_ids, limits.vocab_size, client.prompt_field)  # no more of them than the context holds
@@ -153,6 +154,10 @@ def _sampling(client: ClientRequest) -> SamplingParams:
         top_k=client.top_k or 0,
         min_p=client.min_p or 0.0,
         seed=secrets.randbits(_SEED_BITS) if client.seed is None else client.seed,
+        repetition_penalty=1.0 if client.repetition_penalty is None else client.repetition_penalty,
+        presence_penalty=client.presence_penalty or 0.0,
+        frequency_penalty=client.frequency_penalty or 0.0,
+        logit_bias=client.logit_bias,
     )
 
 

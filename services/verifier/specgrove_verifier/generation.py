@@ -13,6 +13,7 @@ from specgrove.base_hash import EMPTY_HASH, extend_hash
 from specgrove.errors import SpecgroveError
 from specgrove.outcome import FinishReason, SpeculationStats
 from specgrove.runtime.kv_cache import CachedSequence
+from specgrove.sampling.adjustments import LogitAdjuster
 from specgrove.sampling.noise import NoiseRows
 from specgrove.sampling.params import SamplingParams, SpeculationOptions, StopConditions
 from specgrove.sampling.rules import Rule
@@ -77,6 +78,7 @@ class Generation:
         self.mailbox = mailbox
         self.listener = listener
         self.tokens = [*request.prompt_token_ids, *request.committed_token_ids]
+        self.adjuster = LogitAdjuster.of(request.sampling, request.prompt_token_ids, request.committed_token_ids)
         self.base_hash = extend_hash(EMPTY_HASH, self.tokens)
         self.block_hashes: list[bytes] = []  # of full blocks of `tokens`, as far as they were needed
         self.seq: CachedSequence | None = None  # None while waiting for a place
@@ -115,4 +117,6 @@ class Generation:
 
     def append(self, token_ids: Sequence[int]) -> None:
         self.tokens += token_ids
+        if self.adjuster is not None:
+            self.adjuster.append(token_ids)
         self.base_hash = extend_hash(self.base_hash, token_ids)

@@ -11,9 +11,6 @@ from specgrove.errors import InvalidInput
 
 _BOTH: dict[str, tuple[Any, ...]] = {
     "n": (1,),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "logit_bias": ({},),
     "logprobs": (False,),
 }
 _CHAT_ONLY: dict[str, tuple[Any, ...]] = {

@@ -13,6 +13,7 @@ from specgrove.sampling.params import MAX_EXPANSION_LEVELS, MAX_STOP_STRINGS, Sp
 from specgrove.sampling.rules import Rule
 from specgrove.text import ChatMessage
 from specgrove_gateway.generation import ChatPrompt, ClientRequest, Prompt, TextPrompt, TokenPrompt
+from specgrove_gateway.openai_http.logit_bias import read_logit_bias
 from specgrove_gateway.openai_http.neutral_fields import CHAT_NEUTRAL, COMPLETION_NEUTRAL, drop_neutral_fields
 
 _MAX_COUNT = 2**31 - 1  # counts travel as 32-bit integers
@@ -81,11 +82,15 @@ class _GenerationBody(_Strict):
     temperature: float | None = None
     top_p: float | None = None
     seed: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: Any = None  # read by hand: pydantic would look at every one of a million entries
     max_tokens: Number | None = None
     stop: Annotated[Annotated[str, Tag(_STRING)] | Annotated[_StopStrings, Tag(_LIST)], _StringOrList] | None = None
     # Extensions, named as vLLM names them.
     top_k: Number | None = None
     min_p: float | None = None
+    repetition_penalty: float | None = None
     min_tokens: Count | None = None
     ignore_eos: bool | None = None
     stop_token_ids: Annotated[list[Count], Field(max_length=_MAX_STOP_TOKEN_IDS, fail_fast=True)] | None = None
@@ -196,6 +201,10 @@ def _http_request(
         top_k=body.top_k,
         min_p=body.min_p,
         seed=body.seed,
+        repetition_penalty=body.repetition_penalty,
+        presence_penalty=body.presence_penalty,
+        frequency_penalty=body.frequency_penalty,
+        logit_bias=read_logit_bias(body.logit_bias),
         max_tokens=max_tokens,
         max_tokens_field=max_tokens_field,
         min_tokens=body.min_tokens,

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from specgrove.errors import InvalidInput
 from specgrove.outcome import FinishReason, SpeculationStats
 from specgrove.proto.v1 import gateway_pb2, generation_pb2, verifier_pb2
+from specgrove.sampling.params import check_num_biases
 from specgrove.text import ChatMessage
 from specgrove.wire import (
     finish_reason_to_proto,
@@ -40,12 +41,16 @@ _OPTIONAL_FIELDS = (
     "max_tokens",
     "min_tokens",
     "ignore_eos",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
 )
 
 
 def client_request_from_proto(message: gateway_pb2.GenerateRequest) -> ClientRequest:
     """What the client asked. Raises InvalidInput when no input is set or a role is unknown."""
     prompt, prompt_field = _prompt(message)
+    check_num_biases(len(message.logit_bias))
     given = {name: getattr(message, name) for name in _OPTIONAL_FIELDS if message.HasField(name)}
     return ClientRequest(
         prompt=prompt,
@@ -56,6 +61,7 @@ def client_request_from_proto(message: gateway_pb2.GenerateRequest) -> ClientReq
         stop_token_ids=tuple(message.stop_token_ids),
         speculation=speculation_from_proto(message.speculation),
         priority=message.priority,
+        logit_bias=tuple(sorted(message.logit_bias.items())),
         **given,
     )
 
