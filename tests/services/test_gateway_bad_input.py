@@ -88,8 +88,14 @@ CHAT_CASES: list[tuple[dict[str, Any], str]] = [
     ({"repetition_penalty": 0}, "repetition_penalty"),
     ({"repetition_penalty": -1}, "repetition_penalty"),
     ({"repetition_penalty": "x"}, "repetition_penalty"),
-    ({"logprobs": True}, "logprobs"),
+    ({"logprobs": 3}, "logprobs"),
     ({"top_logprobs": 3}, "top_logprobs"),
+    ({"logprobs": False, "top_logprobs": 3}, "top_logprobs"),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+    ({"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
+    ({"logprobs": True, "top_logprobs": 2**40}, "top_logprobs"),
+    ({"logprobs": True, "top_logprobs": "3"}, "top_logprobs"),
+    ({"echo": True}, "echo"),
     ({"logit_bias": {"5": 101}}, "logit_bias"),
     ({"logit_bias": {"5": -100.5}}, "logit_bias"),
     ({"logit_bias": {"9999": 1}}, "logit_bias"),
@@ -181,6 +187,25 @@ async def test_completions_name_a_wrong_prompt(gateway: RunningGateway, prompt: 
     response = await gateway.complete(prompt)
     assert response.status_code == 400
     assert response.json()["error"]["param"] == "prompt"
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({"logprobs": 6}, "logprobs"),
+        ({"logprobs": -1}, "logprobs"),
+        ({"logprobs": True}, "logprobs"),
+        ({"logprobs": "2"}, "logprobs"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"echo": 1}, "echo"),
+        ({"echo": True, "max_tokens": 0}, "max_tokens"),
+    ],
+)
+async def test_completions_name_the_wrong_field(gateway: RunningGateway, fields: dict[str, Any], name: str) -> None:
+    response = await gateway.complete(**fields)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == name
+    assert name in response.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("prompt", [["Hello"], [[5, 6]], [5, 6], "Hello"])

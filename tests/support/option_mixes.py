@@ -42,6 +42,8 @@ class Mix:
     stop_token_ids: tuple[int, ...] = ()
     stop_strings: tuple[str, ...] = ()
     rule: Rule = Rule.COUPLED
+    top_logprobs: int | None = None
+    wants_prompt_logprobs: bool = False
 
     def start(self, stand: Stand, committed: Sequence[int] = ()) -> Running:
         return stand.start(
@@ -53,6 +55,8 @@ class Mix:
             min_tokens=min(self.min_tokens, self.max_tokens),
             stop_token_ids=self.stop_token_ids,
             stop_strings=self.stop_strings,
+            top_logprobs=self.top_logprobs,
+            wants_prompt_logprobs=self.wants_prompt_logprobs,
         )
 
 
@@ -66,6 +70,8 @@ def mixes(rules: Sequence[Rule] = (Rule.COUPLED, Rule.NAIVE)) -> st.SearchStrate
         stop_token_ids=st.lists(_IDS, max_size=3).map(tuple),
         stop_strings=st.lists(_IDS, max_size=2).map(lambda ids: tuple(text_of([token_id]) for token_id in ids)),
         rule=st.sampled_from(rules),
+        top_logprobs=st.sampled_from([None, 0, 4, 20]),
+        wants_prompt_logprobs=st.booleans(),
     )
 
 

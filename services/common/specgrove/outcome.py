@@ -1,4 +1,4 @@
-"""How a generation ended and what speculation did for it. Torch-free."""
+"""What comes with a generation's tokens: how it ended, what the target thought, what speculation did. Torch-free."""
 
 from __future__ import annotations
 
@@ -11,6 +11,14 @@ class FinishReason(StrEnum):
 
     STOP = "stop"  # end-of-sequence, a stop token or a stop string
     LENGTH = "length"  # max_tokens, or the end of the context
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """What the target thought of one token, by its raw logits (`specgrove.sampling.logprobs`)."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()  # (token id, logprob) of the likeliest, in order; as many as were asked for
 
 
 @dataclass(slots=True)

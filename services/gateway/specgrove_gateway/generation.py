@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from specgrove.outcome import FinishReason, SpeculationStats
-from specgrove.sampling.params import SamplingParams, SpeculationOptions, StopConditions
-from specgrove.text import ChatMessage
+from specgrove.outcome import FinishReason, SpeculationStats, TokenLogprobs
+from specgrove.sampling.params import MAX_TOP_LOGPROBS, SamplingParams, SpeculationOptions, StopConditions
+from specgrove.text import ChatMessage, TokenText
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +63,10 @@ class ClientRequest:
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, bias)
+    top_logprobs: int | None = None  # None = no logprobs
+    top_logprobs_field: str = "top_logprobs"
+    max_top_logprobs: int = MAX_TOP_LOGPROBS
+    echo: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +81,8 @@ class GenerationRequest:
     speculation: SpeculationOptions
     priority: int = 0
     is_new_session: bool = False  # the client named none: nobody can hold it yet
+    top_logprobs: int | None = None  # None = no logprobs
+    echo_text: str | None = None  # the prompt as the answer begins with it; None = it does not
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +94,8 @@ class TokenStep:
     finish_reason: FinishReason | None = None
     stop_string: str = ""
     stats: SpeculationStats | None = None
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # on the first step: of the prompt from its second token
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +107,31 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
+class ScoredToken:
+    """A token with what the target thought of it."""
+
+    token: TokenText
+    text_offset: int  # in characters: where its text begins in the whole, before a stop string cut it
+    logprob: float | None  # None for the first token of a prompt
+    top: tuple[tuple[TokenText, float], ...] = ()  # the likeliest, in order
+
+
+@dataclass(frozen=True, slots=True)
+class Echo:
+    """The prompt, before everything else, for clients that want it back."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[ScoredToken, ...] = ()  # of `token_ids`, where they were asked for
+
+
+@dataclass(frozen=True, slots=True)
 class Delta:
     """Something new: committed ids, and the text that became final with them (may be empty)."""
 
     text: str
     token_ids: tuple[int, ...]
+    logprobs: tuple[ScoredToken, ...] = ()  # of `token_ids`, where they were asked for: text may come later
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +143,7 @@ class Finished:
     finish_reason: FinishReason
     usage: Usage
     stats: SpeculationStats
+    logprobs: tuple[ScoredToken, ...] = ()
 
 
-GenerationEvent = Delta | Finished
+GenerationEvent = Echo | Delta | Finished

@@ -53,6 +53,7 @@ class RequestBuilder:
         sampling = _sampling(client)
         _refuse_empty(client)
         _priority(client)
+        _check_top_logprobs(client)
         # Conditions that need no token count are checked before the prompt is tokenised.
         _stop_conditions(client, max_tokens=_asked_max_tokens(client) or max(1, client.min_tokens or 0))
         limits = self._limits()
@@ -70,6 +71,8 @@ class RequestBuilder:
             speculation=client.speculation,
             priority=_priority(client),
             is_new_session=not client.session_id,
+            top_logprobs=client.top_logprobs,
+            echo_text=self._echo_text(client, prompt_token_ids),
         )
 
     def check_model(self, model: str) -> None:
@@ -99,6 +102,17 @@ class RequestBuilder:
         if not ids:
             raise InvalidInput(_empty_message(client), field=client.prompt_field)
         return tuple(ids)
+
+    def _echo_text(self, client: ClientRequest, prompt_token_ids: tuple[int, ...]) -> str | None:
+        if not client.echo:
+            return None
+        match client.prompt:
+            case TextPrompt(text):
+                return text
+            case TokenPrompt():
+                return self._tokenizer.decode(prompt_token_ids)
+            case ChatPrompt():
+                raise InvalidInput("echo is for prompts; a chat has none to show", field="echo")
 
     def _tokenize(self, prompt: TextPrompt | ChatPrompt) -> list[int]:
         if isinstance(prompt, ChatPrompt):
@@ -159,6 +173,12 @@ def _sampling(client: ClientRequest) -> SamplingParams:
         frequency_penalty=client.frequency_penalty or 0.0,
         logit_bias=client.logit_bias,
     )
+
+
+def _check_top_logprobs(client: ClientRequest) -> None:
+    name, limit = client.top_logprobs_field, client.max_top_logprobs
+    if client.top_logprobs is not None and not 0 <= client.top_logprobs <= limit:
+        raise InvalidInput(f"{name} must be between 0 and {limit}, got {client.top_logprobs}", field=name)
 
 
 def _asked_max_tokens(client: ClientRequest) -> int | None:

@@ -16,6 +16,7 @@ MAX_TOP_K = 2**31 - 1
 MAX_PENALTY = 2.0  # of presence and frequency, either way
 MAX_LOGIT_BIAS = 100.0  # either way
 MAX_LOGIT_BIAS_ENTRIES = 300
+MAX_TOP_LOGPROBS = 20
 MAX_EXPANSION_LEVELS = 64
 MAX_EXPANSION_WIDTH = 64
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, Protocol
 
 from specgrove.outcome import SpeculationStats
-from specgrove_gateway.generation import Finished, GenerationRequest, Usage
+from specgrove_gateway.generation import Finished, GenerationRequest, ScoredToken, Usage
+from specgrove_gateway.openai_http.logprobs import chat_logprobs, completion_logprobs
 
 Json = dict[str, Any]
 
@@ -19,8 +21,8 @@ class AnswerFormat(Protocol):
         """The chunk before any text, if the endpoint has one."""
         ...
 
-    def delta(self, text: str) -> Json:
-        """A chunk with new text."""
+    def delta(self, text: str, logprobs: Sequence[ScoredToken]) -> Json:
+        """A chunk with new text, or with new tokens whose text is held back."""
         ...
 
     def ending(self, finished: Finished) -> Json:
@@ -31,7 +33,7 @@ class AnswerFormat(Protocol):
         """The chunk after the ending for clients that asked for usage; it has no choices."""
         ...
 
-    def whole(self, text: str, finished: Finished) -> Json:
+    def whole(self, text: str, logprobs: Sequence[ScoredToken], finished: Finished) -> Json:
         """The unstreamed answer."""
         ...
 
@@ -72,8 +74,8 @@ class ChatFormat:
     def opening(self) -> Json | None:
         return self._chunk({"role": "assistant", "content": ""}, None)
 
-    def delta(self, text: str) -> Json:
-        return self._chunk({"content": text}, None)
+    def delta(self, text: str, logprobs: Sequence[ScoredToken]) -> Json:
+        return self._chunk({"content": text}, None, logprobs)
 
     def ending(self, finished: Finished) -> Json:
         extras = {} if self._has_usage_chunk else self._envelope.extras(finished)
@@ -84,19 +86,21 @@ class ChatFormat:
             "chat.completion.chunk", [], usage=_usage(finished.usage), **self._envelope.extras(finished)
         )
 
-    def whole(self, text: str, finished: Finished) -> Json:
+    def whole(self, text: str, logprobs: Sequence[ScoredToken], finished: Finished) -> Json:
         choice = {
             "index": 0,
             "message": {"role": "assistant", "content": text, "refusal": None},
-            "logprobs": None,
+            "logprobs": chat_logprobs(logprobs),
             "finish_reason": finished.finish_reason.value,
         }
         return self._envelope.wrap(
             "chat.completion", [choice], usage=_usage(finished.usage), **self._envelope.extras(finished)
         )
 
-    def _chunk(self, delta: Json, finish_reason: str | None, **fields: Any) -> Json:
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+    def _chunk(
+        self, delta: Json, finish_reason: str | None, logprobs: Sequence[ScoredToken] = (), **fields: Any
+    ) -> Json:
+        choice = {"index": 0, "delta": delta, "logprobs": chat_logprobs(logprobs), "finish_reason": finish_reason}
         if self._has_usage_chunk:
             fields["usage"] = None  # OpenAI: null on every chunk but the one that carries it
         return self._envelope.wrap("chat.completion.chunk", [choice], **fields)
@@ -112,8 +116,8 @@ class CompletionFormat:
     def opening(self) -> Json | None:
         return None
 
-    def delta(self, text: str) -> Json:
-        return self._chunk(text, None)
+    def delta(self, text: str, logprobs: Sequence[ScoredToken]) -> Json:
+        return self._chunk(text, None, logprobs)
 
     def ending(self, finished: Finished) -> Json:
         extras = {} if self._has_usage_chunk else self._envelope.extras(finished)
@@ -124,22 +128,22 @@ class CompletionFormat:
             "text_completion", [], usage=_usage(finished.usage), **self._envelope.extras(finished)
         )
 
-    def whole(self, text: str, finished: Finished) -> Json:
+    def whole(self, text: str, logprobs: Sequence[ScoredToken], finished: Finished) -> Json:
         return self._envelope.wrap(
             "text_completion",
-            [_completion_choice(text, finished.finish_reason.value)],
+            [_completion_choice(text, finished.finish_reason.value, logprobs)],
             usage=_usage(finished.usage),
             **self._envelope.extras(finished),
         )
 
-    def _chunk(self, text: str, finish_reason: str | None, **fields: Any) -> Json:
+    def _chunk(self, text: str, finish_reason: str | None, logprobs: Sequence[ScoredToken] = (), **fields: Any) -> Json:
         if self._has_usage_chunk:
             fields["usage"] = None
-        return self._envelope.wrap("text_completion", [_completion_choice(text, finish_reason)], **fields)
+        return self._envelope.wrap("text_completion", [_completion_choice(text, finish_reason, logprobs)], **fields)
 
 
-def _completion_choice(text: str, finish_reason: str | None) -> Json:
-    return {"index": 0, "text": text, "logprobs": None, "finish_reason": finish_reason}
+def _completion_choice(text: str, finish_reason: str | None, logprobs: Sequence[ScoredToken]) -> Json:
+    return {"index": 0, "text": text, "logprobs": completion_logprobs(logprobs), "finish_reason": finish_reason}
 
 
 def _usage(usage: Usage) -> Json:

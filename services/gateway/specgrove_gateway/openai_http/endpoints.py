@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 from specgrove.errors import PeerUnavailable
 from specgrove.telemetry import current_log_context, log_context
 from specgrove_gateway.admission import Admission
-from specgrove_gateway.generation import Finished, GenerationRequest
+from specgrove_gateway.generation import Finished, GenerationRequest, ScoredToken
 from specgrove_gateway.generator import Generator
 from specgrove_gateway.metrics import GatewayMetrics
 from specgrove_gateway.openai_http.answers import AnswerFormat, ChatFormat, CompletionFormat, Json
@@ -81,11 +81,13 @@ class GenerationEndpoints:
 
     async def _whole(self, generation: GenerationRequest, answer: AnswerFormat) -> Json:
         pieces: list[str] = []
+        logprobs: list[ScoredToken] = []
         async with aclosing(self._generator.generate(generation)) as events:
             async for event in events:
                 pieces.append(event.text)
+                logprobs += event.logprobs
                 if isinstance(event, Finished):
-                    return answer.whole("".join(pieces), event)
+                    return answer.whole("".join(pieces), logprobs, event)
         raise PeerUnavailable("the generation ended without a finish reason; try again")
 
     async def _streamed(
@@ -132,8 +134,8 @@ async def _chunks(events: PrimedEvents, answer: AnswerFormat, has_usage_chunk: b
         if opening is not None:
             yield opening
         async for event in events:
-            if event.text:
-                yield answer.delta(event.text)
+            if event.text or event.logprobs:
+                yield answer.delta(event.text, event.logprobs)
             if isinstance(event, Finished):
                 yield answer.ending(event)
                 if has_usage_chunk:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from specgrove.errors import InvalidInput
@@ -24,6 +24,7 @@ _MAX_MESSAGES = 4096
 _MAX_CONTENT_PARTS = 256
 _MAX_STOP_TOKEN_IDS = 64
 _MAX_KEYS = 64
+_MAX_COMPLETION_LOGPROBS = 5  # as OpenAI says of that endpoint
 _STRING, _LIST = "<string>", "<list>"  # the branches of "a string or a list" in pydantic's paths
 
 Count = Annotated[int, Field(ge=0, le=_MAX_COUNT)]
@@ -127,11 +128,15 @@ class MessageBody(_Strict):
 class ChatBody(_GenerationBody):
     messages: Annotated[list[MessageBody], Field(max_length=_MAX_MESSAGES, fail_fast=True)]
     max_completion_tokens: Number | None = None
+    logprobs: bool | None = None
+    top_logprobs: Number | None = None
 
 
 class CompletionBody(_GenerationBody):
     # What is in the list is told apart by hand: a union would collect an error per token id and branch.
     prompt: Annotated[Annotated[str, Tag(_STRING)] | Annotated[list[Any], Tag(_LIST)], _StringOrList]
+    echo: bool | None = None
+    logprobs: Annotated[Number | None, BeforeValidator(lambda value: None if value is False else value)] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,13 +157,26 @@ def parse_chat(body: dict[str, Any], header_session_id: str | None) -> HttpReque
             raise InvalidInput("max_tokens and max_completion_tokens differ; send one of them", field="max_tokens")
         max_tokens, max_tokens_field = parsed.max_completion_tokens, "max_completion_tokens"
     prompt = ChatPrompt(tuple(message.to_message() for message in parsed.messages))
-    return _http_request(parsed, prompt, "messages", max_tokens, max_tokens_field, header_session_id)
+    request = _http_request(parsed, prompt, "messages", max_tokens, max_tokens_field, header_session_id)
+    if not parsed.logprobs:
+        if parsed.top_logprobs:
+            raise InvalidInput("top_logprobs needs logprobs: true", field="top_logprobs")
+        return request
+    return replace(request, client=replace(request.client, top_logprobs=parsed.top_logprobs or 0))
 
 
 def parse_completion(body: dict[str, Any], header_session_id: str | None) -> HttpRequest:
     """The request of POST /v1/completions. Raises InvalidInput naming the field."""
     parsed = _validate(CompletionBody, drop_neutral_fields(body, COMPLETION_NEUTRAL))
-    return _http_request(parsed, _prompt(parsed), "prompt", parsed.max_tokens, "max_tokens", header_session_id)
+    request = _http_request(parsed, _prompt(parsed), "prompt", parsed.max_tokens, "max_tokens", header_session_id)
+    client = replace(
+        request.client,
+        echo=bool(parsed.echo),
+        top_logprobs=parsed.logprobs,
+        top_logprobs_field="logprobs",
+        max_top_logprobs=_MAX_COMPLETION_LOGPROBS,
+    )
+    return replace(request, client=client)
 
 
 def _prompt(body: CompletionBody) -> Prompt:

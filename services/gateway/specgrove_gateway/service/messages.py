@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from specgrove.errors import InvalidInput
-from specgrove.outcome import FinishReason, SpeculationStats
+from specgrove.outcome import FinishReason, SpeculationStats, TokenLogprobs
 from specgrove.proto.v1 import gateway_pb2, generation_pb2, verifier_pb2
 from specgrove.sampling.params import check_num_biases
 from specgrove.text import ChatMessage
 from specgrove.wire import (
     finish_reason_to_proto,
+    logprobs_from_proto,
+    logprobs_to_proto,
     sampling_to_proto,
     speculation_from_proto,
     speculation_to_proto,
@@ -21,10 +23,12 @@ from specgrove_gateway.generation import (
     ChatPrompt,
     ClientRequest,
     Delta,
+    Echo,
     Finished,
     GenerationEvent,
     GenerationRequest,
     Prompt,
+    ScoredToken,
     TextPrompt,
     TokenPrompt,
     TokenStep,
@@ -44,6 +48,7 @@ _OPTIONAL_FIELDS = (
     "repetition_penalty",
     "presence_penalty",
     "frequency_penalty",
+    "top_logprobs",
 )
 
 
@@ -62,6 +67,7 @@ def client_request_from_proto(message: gateway_pb2.GenerateRequest) -> ClientReq
         speculation=speculation_from_proto(message.speculation),
         priority=message.priority,
         logit_bias=tuple(sorted(message.logit_bias.items())),
+        echo=message.echo,
         **given,
     )
 
@@ -86,9 +92,15 @@ def _prompt(message: gateway_pb2.GenerateRequest) -> tuple[Prompt, str]:
 
 def event_to_proto(request: GenerationRequest, event: GenerationEvent) -> gateway_pb2.GenerateResponse:
     """One message of the answer's stream."""
-    message = gateway_pb2.GenerateResponse(
-        request_id=request.request_id, session_id=request.session_id, text=event.text, token_ids=event.token_ids
-    )
+    message = gateway_pb2.GenerateResponse(request_id=request.request_id, session_id=request.session_id)
+    if isinstance(event, Echo):
+        message.echo.text = event.text
+        message.echo.token_ids.extend(event.token_ids)
+        message.echo.logprobs.extend(_scored_to_proto(event.logprobs[1:]))
+        return message
+    message.text = event.text
+    message.token_ids.extend(event.token_ids)
+    message.logprobs.extend(_scored_to_proto(event.logprobs))
     match event:
         case Delta():
             pass
@@ -99,6 +111,15 @@ def event_to_proto(request: GenerationRequest, event: GenerationEvent) -> gatewa
             message.stats.CopyFrom(stats_to_proto(event.stats))
             message.seed = request.sampling.seed
     return message
+
+
+def _scored_to_proto(tokens: Sequence[ScoredToken]) -> list[generation_pb2.TokenLogprobs]:
+    return logprobs_to_proto(
+        [
+            TokenLogprobs(scored.logprob or 0.0, tuple((token.token_id, value) for token, value in scored.top))
+            for scored in tokens
+        ]
+    )
 
 
 def verifier_request_to_proto(
@@ -115,6 +136,8 @@ def verifier_request_to_proto(
         stop=stop_to_proto(request.stop),
         speculation=speculation_to_proto(request.speculation),
         priority=request.priority,
+        top_logprobs=request.top_logprobs,
+        prompt_logprobs=request.echo_text is not None and request.top_logprobs is not None and not committed,
     )
 
 
@@ -125,6 +148,8 @@ def step_from_proto(message: verifier_pb2.VerifierGenerateResponse) -> TokenStep
         finish_reason=_FINISH_REASONS.get(message.finish_reason),
         stop_string=message.stop_string,
         stats=_stats_from_proto(message.stats) if message.HasField("stats") else None,
+        logprobs=logprobs_from_proto(message.logprobs),
+        prompt_logprobs=logprobs_from_proto(message.prompt_logprobs),
     )
 
 

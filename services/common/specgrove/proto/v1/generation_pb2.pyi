@@ -84,6 +84,16 @@ class SpeculationOptions(_message.Message):
     expansion: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, disabled: _Optional[bool] = ..., max_nodes: _Optional[int] = ..., max_depth: _Optional[int] = ..., rule: _Optional[_Union[VerificationRule, str]] = ..., expansion: _Optional[_Iterable[int]] = ...) -> None: ...
 
+class TokenLogprobs(_message.Message):
+    __slots__ = ("logprob", "top_token_ids", "top_logprobs")
+    LOGPROB_FIELD_NUMBER: _ClassVar[int]
+    TOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    logprob: float
+    top_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    top_logprobs: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, logprob: _Optional[float] = ..., top_token_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
+
 class SpeculationStats(_message.Message):
     __slots__ = ("num_steps", "num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_committed_tokens", "accepted_per_pos", "drafted_per_pos", "prefill_s", "decode_s")
     NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
