@@ -56,6 +56,8 @@ GRPC_CASES: list[tuple[dict[str, Any], str]] = [
     ({"prompt": "Hi", "logit_bias": {2**32 - 1: 1.0}}, "logit_bias"),
     ({"prompt": "Hi", "logit_bias": dict.fromkeys(range(301), 1.0)}, "logit_bias"),
     ({"prompt": "Hi", "top_logprobs": 21}, "top_logprobs"),
+    ({"prompt": "Hi", "n": 0}, "n"),
+    ({"prompt": "Hi", "n": 2**32 - 1}, "n"),
     ({"chat": gateway_pb2.ChatMessages(messages=[{"role": "user", "content": "x"}]), "echo": True}, "echo"),
     ({"prompt": "Hi", "session_id": "a b"}, "session_id"),
     ({"prompt": "Hi", "model": "gpt-4o"}, "model"),

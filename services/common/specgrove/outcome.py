@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import zip_longest
 
 
 class FinishReason(StrEnum):
@@ -46,6 +48,26 @@ class SpeculationStats:
         self.num_accepted_tokens += num_accepted
         _count_up_to(self.drafted_per_pos, tree_depth)
         _count_up_to(self.accepted_per_pos, num_accepted)
+
+
+def merged_stats(parts: Sequence[SpeculationStats]) -> SpeculationStats:
+    """The account of several generations that ran at once: counts are sums, times those of the slowest."""
+    merged = SpeculationStats(
+        num_steps=sum(part.num_steps for part in parts),
+        num_drafts=sum(part.num_drafts for part in parts),
+        num_draft_tokens=sum(part.num_draft_tokens for part in parts),
+        num_accepted_tokens=sum(part.num_accepted_tokens for part in parts),
+        num_committed_tokens=sum(part.num_committed_tokens for part in parts),
+        prefill_s=max(part.prefill_s for part in parts),
+        decode_s=max(part.decode_s for part in parts),
+    )
+    merged.accepted_per_pos = _summed([part.accepted_per_pos for part in parts])
+    merged.drafted_per_pos = _summed([part.drafted_per_pos for part in parts])
+    return merged
+
+
+def _summed(counts: Sequence[Sequence[int]]) -> list[int]:
+    return [sum(at_depth) for at_depth in zip_longest(*counts, fillvalue=0)]
 
 
 def _count_up_to(counts: list[int], depth: int) -> None:

@@ -7,10 +7,12 @@ gRPC msg  ─┘    (as spelled)     (checked, ids)                       └─
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import uuid
+from dataclasses import dataclass, field, replace
 
 from specgrove.outcome import FinishReason, SpeculationStats, TokenLogprobs
 from specgrove.sampling.params import MAX_TOP_LOGPROBS, SamplingParams, SpeculationOptions, StopConditions
+from specgrove.sampling.seeds import choice_seed
 from specgrove.text import ChatMessage, TokenText
 
 
@@ -67,6 +69,14 @@ class ClientRequest:
     top_logprobs_field: str = "top_logprobs"
     max_top_logprobs: int = MAX_TOP_LOGPROBS
     echo: bool = False
+    n: int | None = None
+
+
+@dataclass(slots=True)
+class Company:
+    """Where the choices of one request run: the others follow the first to the verifier that has read the prompt."""
+
+    verifier_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +93,27 @@ class GenerationRequest:
     is_new_session: bool = False  # the client named none: nobody can hold it yet
     top_logprobs: int | None = None  # None = no logprobs
     echo_text: str | None = None  # the prompt as the answer begins with it; None = it does not
+    num_choices: int = 1
+    choice_index: int = 0
+    company: Company | None = None  # None = one choice, which goes wherever it likes
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """The first choice asks for all of them."""
+        return self.echo_text is not None and self.top_logprobs is not None and self.choice_index == 0
+
+    def choice(self, index: int) -> GenerationRequest:
+        """The generation of one choice. The first keeps ids and seed, so that it says what it says alone."""
+        if index == 0:
+            return self
+        return replace(
+            self,
+            request_id=f"{self.request_id}-{index}",
+            session_id=uuid.uuid4().hex,  # a session runs one generation at a time
+            sampling=replace(self.sampling, seed=choice_seed(self.sampling.seed, index)),
+            is_new_session=True,
+            choice_index=index,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,3 +178,11 @@ class Finished:
 
 
 GenerationEvent = Echo | Delta | Finished
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceEvent:
+    """An event of one of a request's choices."""
+
+    index: int
+    event: GenerationEvent

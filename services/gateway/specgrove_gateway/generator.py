@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 
 from specgrove.errors import PeerUnavailable
 from specgrove.outcome import FinishReason, SpeculationStats
@@ -37,19 +37,26 @@ class Generator:
         self._admission = admission
         self._metrics = metrics
 
-    async def generate(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
-        """Deltas, then exactly one Finished. Raises the errors of `Router.steps`, and Overloaded without room."""
+    async def generate(
+        self, request: GenerationRequest, *, has_slot: bool = False
+    ) -> AsyncGenerator[GenerationEvent, None]:
+        """Deltas, then exactly one Finished. Raises the errors of `Router.steps`, and Overloaded without room.
+
+        `has_slot`: the caller holds one for it.
+        """
         clock = _Clock(self._metrics)
         finished: Finished | None = None
         is_failed = False
         try:
-            async with self._admission.slot(), aclosing(self._router.steps(request)) as steps:
-                self._metrics.prompt_tokens.inc(len(request.prompt_token_ids))
+            slot = nullcontext() if has_slot else self._admission.slot()
+            async with slot, aclosing(self._router.steps(request)) as steps:
+                if request.choice_index == 0:
+                    self._metrics.prompt_tokens.inc(len(request.prompt_token_ids))
                 text = OutputText(self._tokenizer, request.stop.stop_strings, request.stop.min_tokens)
                 has_begun = False
                 async for step in steps:
                     clock.tick(len(step.token_ids))
-                    if request.echo_text is not None and not has_begun:
+                    if request.echo_text is not None and request.choice_index == 0 and not has_begun:
                         yield self._echo(request, request.echo_text, step)
                     has_begun = True
                     event = self._read(request, text, step)

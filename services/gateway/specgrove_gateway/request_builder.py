@@ -10,9 +10,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from specgrove.errors import ContextTooLong, InvalidInput, ModelNotFound, PeerUnavailable
-from specgrove.sampling.params import SamplingParams, StopConditions
+from specgrove.sampling.params import MAX_CHOICES, SamplingParams, StopConditions
 from specgrove.text import Tokenizer
-from specgrove_gateway.generation import ChatPrompt, ClientRequest, GenerationRequest, Prompt, TextPrompt, TokenPrompt
+from specgrove_gateway.generation import (
+    ChatPrompt,
+    ClientRequest,
+    Company,
+    GenerationRequest,
+    Prompt,
+    TextPrompt,
+    TokenPrompt,
+)
 
 _SEED_BITS = 53  # a drawn seed survives a JSON reader that keeps numbers as doubles
 _THREAD_ABOVE_CHARS = 2_000  # about half a millisecond of tokenising; more would be felt by other streams
@@ -54,6 +62,7 @@ class RequestBuilder:
         _refuse_empty(client)
         _priority(client)
         _check_top_logprobs(client)
+        num_choices = _num_choices(client)
         # Conditions that need no token count are checked before the prompt is tokenised.
         _stop_conditions(client, max_tokens=_asked_max_tokens(client) or max(1, client.min_tokens or 0))
         limits = self._limits()
@@ -73,6 +82,8 @@ class RequestBuilder:
             is_new_session=not client.session_id,
             top_logprobs=client.top_logprobs,
             echo_text=self._echo_text(client, prompt_token_ids),
+            num_choices=num_choices,
+            company=Company() if num_choices > 1 else None,
         )
 
     def check_model(self, model: str) -> None:
@@ -179,6 +190,14 @@ def _check_top_logprobs(client: ClientRequest) -> None:
     name, limit = client.top_logprobs_field, client.max_top_logprobs
     if client.top_logprobs is not None and not 0 <= client.top_logprobs <= limit:
         raise InvalidInput(f"{name} must be between 0 and {limit}, got {client.top_logprobs}", field=name)
+
+
+def _num_choices(client: ClientRequest) -> int:
+    if client.n is None:
+        return 1
+    if not 1 <= client.n <= MAX_CHOICES:
+        raise InvalidInput(f"n must be between 1 and {MAX_CHOICES}, got {client.n}", field="n")
+    return client.n
 
 
 def _asked_max_tokens(client: ClientRequest) -> int | None:

@@ -9,9 +9,7 @@ from typing import Any
 
 from specgrove.errors import InvalidInput
 
-_BOTH: dict[str, tuple[Any, ...]] = {
-    "n": (1,),
-}
+_BOTH: dict[str, tuple[Any, ...]] = {}
 _CHAT_ONLY: dict[str, tuple[Any, ...]] = {
     "response_format": ({"type": "text"},),
     "tools": ([],),
@@ -28,7 +26,7 @@ _CHAT_ONLY: dict[str, tuple[Any, ...]] = {
     "store": (False,),
     "service_tier": ("auto", "default"),
 }
-_COMPLETION_ONLY: dict[str, tuple[Any, ...]] = {"best_of": (1,), "suffix": ("",)}
+_COMPLETION_ONLY: dict[str, tuple[Any, ...]] = {"suffix": ("",)}
 
 # About the caller or for caches of the service; they cannot change an answer.
 _HINTS = ("user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention")

@@ -86,6 +86,7 @@ class _GenerationBody(_Strict):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     logit_bias: Any = None  # read by hand: pydantic would look at every one of a million entries
+    n: Number | None = None
     max_tokens: Number | None = None
     stop: Annotated[Annotated[str, Tag(_STRING)] | Annotated[_StopStrings, Tag(_LIST)], _StringOrList] | None = None
     # Extensions, named as vLLM names them.
@@ -135,6 +136,7 @@ class ChatBody(_GenerationBody):
 class CompletionBody(_GenerationBody):
     # What is in the list is told apart by hand: a union would collect an error per token id and branch.
     prompt: Annotated[Annotated[str, Tag(_STRING)] | Annotated[list[Any], Tag(_LIST)], _StringOrList]
+    best_of: Number | None = None
     echo: bool | None = None
     logprobs: Annotated[Number | None, BeforeValidator(lambda value: None if value is False else value)] = None
 
@@ -169,6 +171,8 @@ def parse_completion(body: dict[str, Any], header_session_id: str | None) -> Htt
     """The request of POST /v1/completions. Raises InvalidInput naming the field."""
     parsed = _validate(CompletionBody, drop_neutral_fields(body, COMPLETION_NEUTRAL))
     request = _http_request(parsed, _prompt(parsed), "prompt", parsed.max_tokens, "max_tokens", header_session_id)
+    if parsed.best_of is not None and parsed.best_of != (1 if parsed.n is None else parsed.n):
+        raise InvalidInput("best_of must equal n: nothing is drawn that is not shown", field="best_of")
     client = replace(
         request.client,
         echo=bool(parsed.echo),
@@ -219,6 +223,7 @@ def _http_request(
         top_k=body.top_k,
         min_p=body.min_p,
         seed=body.seed,
+        n=body.n,
         repetition_penalty=body.repetition_penalty,
         presence_penalty=body.presence_penalty,
         frequency_penalty=body.frequency_penalty,

@@ -8,6 +8,7 @@ from specgrove.errors import InvalidInput
 from specgrove.outcome import FinishReason, SpeculationStats, TokenLogprobs
 from specgrove.proto.v1 import gateway_pb2, generation_pb2, verifier_pb2
 from specgrove.sampling.params import check_num_biases
+from specgrove.sampling.seeds import choice_seed
 from specgrove.text import ChatMessage
 from specgrove.wire import (
     finish_reason_to_proto,
@@ -21,11 +22,11 @@ from specgrove.wire import (
 )
 from specgrove_gateway.generation import (
     ChatPrompt,
+    ChoiceEvent,
     ClientRequest,
     Delta,
     Echo,
     Finished,
-    GenerationEvent,
     GenerationRequest,
     Prompt,
     ScoredToken,
@@ -49,6 +50,7 @@ _OPTIONAL_FIELDS = (
     "presence_penalty",
     "frequency_penalty",
     "top_logprobs",
+    "n",
 )
 
 
@@ -90,9 +92,12 @@ def _prompt(message: gateway_pb2.GenerateRequest) -> tuple[Prompt, str]:
     raise InvalidInput("prompt is missing: set one of prompt, chat and token_ids", field="prompt")
 
 
-def event_to_proto(request: GenerationRequest, event: GenerationEvent) -> gateway_pb2.GenerateResponse:
+def event_to_proto(request: GenerationRequest, choice: ChoiceEvent) -> gateway_pb2.GenerateResponse:
     """One message of the answer's stream."""
-    message = gateway_pb2.GenerateResponse(request_id=request.request_id, session_id=request.session_id)
+    event = choice.event
+    message = gateway_pb2.GenerateResponse(
+        request_id=request.request_id, session_id=request.session_id, index=choice.index
+    )
     if isinstance(event, Echo):
         message.echo.text = event.text
         message.echo.token_ids.extend(event.token_ids)
@@ -109,7 +114,7 @@ def event_to_proto(request: GenerationRequest, event: GenerationEvent) -> gatewa
             message.usage.prompt_tokens = event.usage.prompt_tokens
             message.usage.completion_tokens = event.usage.completion_tokens
             message.stats.CopyFrom(stats_to_proto(event.stats))
-            message.seed = request.sampling.seed
+            message.seed = choice_seed(request.sampling.seed, choice.index)
     return message
 
 
@@ -137,7 +142,7 @@ def verifier_request_to_proto(
         speculation=speculation_to_proto(request.speculation),
         priority=request.priority,
         top_logprobs=request.top_logprobs,
-        prompt_logprobs=request.echo_text is not None and request.top_logprobs is not None and not committed,
+        prompt_logprobs=request.wants_prompt_logprobs and not committed,
     )
 
 
