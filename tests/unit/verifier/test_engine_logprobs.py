@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 
 from specgrove.errors import InvalidInput
 from specgrove.outcome import TokenLogprobs
-from specgrove.runtime.loading import LoadedModel
+from specgrove.runtime.loading import LoadedModel, load_model
 from specgrove.sampling.params import SamplingParams
+from specgrove.sampling.rules import Rule
 from support.engine_stand import Answer, InProcessDrafter, knowing_trees, random_trees, running_stand
+from support.lawful_drafts import flat_law, lawful_drafter
 from support.option_mixes import Mix, alone, crowds, together, truths
 from support.paged_models import paged
 from support.tiny_models import VOCAB_SIZE, own_logits, own_model
@@ -117,3 +119,20 @@ def test_more_than_twenty_are_refused(target: LoadedModel) -> None:
     with pytest.raises(InvalidInput) as caught:
         alone(target, [Mix((5,), SamplingParams(), top_logprobs=21)])
     assert caught.value.field == "top_logprobs"
+
+
+@pytest.mark.parametrize("weights", ["fp16_packed", "float32"])
+@pytest.mark.parametrize("rule", [Rule.COUPLED, Rule.MSS])
+def test_with_packed_weights_they_are_those_that_the_verifier_itself_prefills(
+    tiny_folder: Path, weights: str, rule: Rule
+) -> None:
+    packed = load_model(tiny_folder, weights)
+    sampling = SamplingParams(temperature=1.0, seed=3, repetition_penalty=1.2)
+    mix = Mix((5, 9, 33, 7, 60), sampling, max_tokens=40, top_logprobs=1, rule=rule)
+    drafter = lawful_drafter([flat_law(60)], (4, 2), 1) if rule is Rule.MSS else None
+    [answer] = together(packed, [mix], drafter or InProcessDrafter(random_trees(VOCAB_SIZE)))
+    assert answer.stats.num_draft_tokens > 50
+    whole = replace(mix, prompt=(*mix.prompt, *answer.token_ids), max_tokens=1, wants_prompt_logprobs=True)
+    [prefilled] = alone(packed, [whole])
+    told = [scores.logprob for scores in answer.logprobs]
+    assert told == pytest.approx([scores.logprob for scores in prefilled.prompt_logprobs[4:]], abs=TOLERANCE)
