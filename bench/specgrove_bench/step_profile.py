@@ -2,7 +2,8 @@
 
 Times packed forwards of trees of 1, 6 and 12 rows over a prefix in this process, alone, beside the bare matrix products
 of the same weights one after the other. What a step takes beyond those and attention (by torch's profiler) is the rest:
-norms, rotation, cache, Python, dispatch, and products that were faster alone; shown by operator too. `--json` writes
+norms, rotation, cache, Python, dispatch, and products that were faster alone; shown by operator too. Where operators
+are compiled (`--cpu-kernels`), attention is the whole compiled call: rotation and cache are in it. `--json` writes
 all of it; `--max-ratio` and `--max-rest` make the exit status 1 where a step takes longer than that. On a machine that
 others use, `--clock cpu` counts this thread's own time, which is all of it with OMP_NUM_THREADS=1.
 """
@@ -14,25 +15,29 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import nn
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import ProfilerActivity, profile, record_function
 
 from specgrove.runtime.forward import PackedForward, SequenceRows
 from specgrove.runtime.int8_linear import Int8Linear
 from specgrove.runtime.kv_cache import CachedSequence
-from specgrove.runtime.loading import DecoderChoice, LoadedModel, load_model
+from specgrove.runtime.loading import CpuKernelChoice, DecoderChoice, LoadedModel, load_model
 from specgrove.runtime.packed_linear import PackedColumns, PackedLinear
 from specgrove_bench.stats import Spread
+from specgrove_kernels.cpu import compiled
 from specgrove_local.models import ensure_target
 
 _MATRIX_PRODUCTS = ("quantized::linear", "aten::addmm", "aten::mm", "aten::linear")
-_ATTENTION = ("aten::bmm", "aten::baddbmm", "aten::_softmax")
+_COMPILED = ("norm", "add_and_norm", "gate", "attend")  # of `layer_operators`
+_ATTENTION = ("aten::bmm", "aten::baddbmm", "aten::_softmax", "compiled::attend")
 _WARM_UPS = 3
 _HEAD = (
     "| sessions x rows | step | bare products | ratio | of the fastest | attention | the rest | share |",
@@ -90,7 +95,12 @@ def markdown(measured: Sequence[StepTimes]) -> str:
 
 def main(argv: list[str]) -> int:
     arguments = _parser().parse_args(argv)
-    loaded = load_model(arguments.model or ensure_target(), arguments.weights, decoder=arguments.decoder)
+    loaded = load_model(
+        arguments.model or ensure_target(),
+        arguments.weights,
+        decoder=arguments.decoder,
+        cpu_kernels=arguments.cpu_kernels,
+    )
     measured = []
     print("\n".join(_HEAD))
     for sessions in arguments.sessions:
@@ -135,7 +145,7 @@ def measure(
         step_s()
     # In turns: the machine may not be quiet.
     steps_s, bare_s = zip(*((step_s(), _bare_s(products, sessions * rows, now)) for _ in range(repeats)), strict=True)
-    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+    with _compiled_by_name(), profile(activities=[ProfilerActivity.CPU]) as profiler:
         for _ in range(repeats):
             step_s()
     events = {event.key: event for event in profiler.key_averages()}
@@ -165,6 +175,28 @@ def measure(
     )
 
 
+@contextmanager
+def _compiled_by_name() -> Iterator[None]:
+    """Let the profiler see compiled operators too; without them nothing is changed."""
+    if not compiled.is_available():
+        yield
+        return
+    from specgrove_kernels.cpu import layer_operators
+
+    with ExitStack() as patches:
+        for name in _COMPILED:
+            patches.enter_context(patch.object(layer_operators, name, _named(name, getattr(layer_operators, name))))
+        yield
+
+
+def _named(name: str, operator: Callable[..., None]) -> Callable[..., None]:
+    def run(*arguments: Any) -> None:
+        with record_function(f"compiled::{name}"):
+            operator(*arguments)
+
+    return run
+
+
 def _spread(values: Sequence[float]) -> Spread:
     spread = Spread.of(values)
     assert spread is not None
@@ -176,6 +208,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--model", type=Path, help="target's folder; default: the demo's")
     parser.add_argument("--weights", default="auto", choices=("auto", "float32", "fp16_packed"))
     parser.add_argument("--decoder", default="auto", choices=tuple(DecoderChoice))
+    parser.add_argument("--cpu-kernels", default="auto", choices=tuple(CpuKernelChoice))
     parser.add_argument("--sessions", type=_numbers, default=(1,), help="numbers of sessions in a step, 1,8")
     parser.add_argument("--rows", type=_numbers, default=(1, 6, 12), help="rows of each session, 1,6,12")
     parser.add_argument("--prefix-len", type=int, default=200)

@@ -18,8 +18,12 @@ def arguments(tmp_path: Path) -> list[str]:
     return ["--model", str(folder), "--weights", "fp16_packed", *shape, "--json", str(tmp_path / "profile.json")]
 
 
-def test_a_step_is_split_into_products_attention_and_the_rest(arguments: list[str], tmp_path: Path) -> None:
-    assert main(arguments) == 0
+@pytest.mark.parametrize(("kernels", "activation"), [("auto", "compiled::gate"), ("off", "aten::silu")])
+def test_a_step_is_split_into_products_attention_and_the_rest(
+    arguments: list[str], tmp_path: Path, kernels: str, activation: str
+) -> None:
+    pytest.importorskip("numba")
+    assert main([*arguments, "--cpu-kernels", kernels]) == 0
     measured = json.loads((tmp_path / "profile.json").read_text())
     assert [(times["sessions"], times["rows"]) for times in measured] == [(1, 1), (1, 4), (3, 1), (3, 4)]
     for times in measured:
@@ -27,8 +31,8 @@ def test_a_step_is_split_into_products_attention_and_the_rest(arguments: list[st
         assert times["attention_ms"] > 0
         assert 0 <= times["rest_share"] < 1
         names = {operator["name"] for operator in times["rest_by_operator"]}
-        assert "aten::silu" in names
-        assert not {"quantized::linear_dynamic_fp16", "aten::bmm", "aten::_softmax"} & names
+        assert activation in names
+        assert not {"quantized::linear_dynamic_fp16", "aten::bmm", "aten::_softmax", "compiled::attend"} & names
 
 
 @pytest.mark.parametrize("limit", [["--max-ratio", "0.01"], ["--max-rest", "-1"]])

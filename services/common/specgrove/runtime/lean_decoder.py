@@ -2,7 +2,8 @@
 
 `transformers` runs the same layer in about 60 operators and a dozen Python frames, which on a CPU costs more time than
 the matrix products of a 135M model (README). The weights are those of the loaded model; norms, rotation and attention
-are written out here, and `probe.py` compares them with the model's own when it is loaded.
+are written out here, and `probe.py` compares them with the model's own when it is loaded. Steps of few rows on CPUs
+run through compiled operators instead of the small ones (`compiled_step.py`).
 
 Several models of one shape run as one: their rows are a leading dimension, their heads lie side by side in one cache,
 and everything but the matrix products happens once for all.
@@ -16,7 +17,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +28,9 @@ from specgrove.runtime.lean_products import Product, joint, pair_channels, paire
 from specgrove.runtime.lean_step import HeadLayout, LeanStep
 from specgrove.runtime.paged_step import PagedStep
 from specgrove.runtime.state_tap import RewriteStates
+
+if TYPE_CHECKING:
+    from specgrove.runtime.compiled_step import CompiledLayers, CompiledStep
 
 KNOWN_MODEL_TYPES = frozenset({"llama", "mistral", "qwen2"})
 
@@ -91,6 +95,7 @@ class LeanDecoder:
         self._rotary: nn.Module = first.model.rotary_emb
         self._layers = [_layer(layers) for layers in zip(*(model.model.layers for model in models), strict=True)]
         self._final_norm = _norm([model.model.norm for model in models])
+        self._compiled = _compiled_layers(models) if may_compile and self._heads.is_paired else None
         self._kept_layers: dict[int, list[int]] = {}  # layer -> places in `_kept`; empty unless states are being read
         self._kept: list[torch.Tensor] = []
 
@@ -104,6 +109,11 @@ class LeanDecoder:
     def num_models(self) -> int:
         return len(self._models)
 
+    @property
+    def has_compiled_operators(self) -> bool:
+        """Whether steps of few rows run through them."""
+        return self._compiled is not None
+
     def logits(
         self,
         token_ids: torch.Tensor,  # int64 [1, N]
@@ -115,21 +125,42 @@ class LeanDecoder:
         """See `decoder.Decoder`; with K models the states that `before_head` may change are [K, W, H]."""
         states = _by_model([F.embedding(token_ids[0], model.get_input_embeddings().weight) for model in self._models])
         cos, sin = self._rotary(states, position_ids=positions)
-        lean, scratch = _plan(step, self._heads, cos, sin), _Scratch.like(states)
-        last = len(self._layers) - 1
-        for number, layer in enumerate(self._layers):
-            # Below the last attention only the rows that somebody asks about are of use.
-            rows = wanted if number == last and len(wanted) < states.shape[1] else None
-            states, scratch = self._run_layer(number, layer, states, lean, scratch, rows)
-            for place in self._kept_layers.get(number + 1, ()):
-                self._kept[place] = states[0].clone() if number == last else states[0, wanted]
-        final = self._final_norm(states, scratch)
+        if self._compiled is not None and self._compiled.fits(step):
+            final = self._run_compiled(self._compiled.plan(step, self._heads, states, cos, sin), wanted)
+        else:
+            final = self._run_layers(states, _plan(step, self._heads, cos, sin), wanted)
         for place in self._kept_layers.get(0, ()):
             self._kept[place] = final[0]
         if before_head is not None:
             final = before_head(final)
         scores = [model.get_output_embeddings()(final[k]) for k, model in enumerate(self._models)]
         return (scores[0] if len(scores) == 1 else torch.cat(scores, dim=-1)).float()
+
+    def _run_layers(
+        self, states: torch.Tensor, lean: LeanStep | PagedStep, wanted: torch.Tensor
+    ) -> torch.Tensor:  # [K, N, H] -> [K, W, H], normalised
+        scratch, last = _Scratch.like(states), len(self._layers) - 1
+        for number, layer in enumerate(self._layers):
+            # Below the last attention only the rows that somebody asks about are of use.
+            rows = wanted if number == last and len(wanted) < states.shape[1] else None
+            states, scratch = self._run_layer(number, layer, states, lean, scratch, rows)
+            for place in self._kept_layers.get(number + 1, ()):
+                self._kept[place] = states[0].clone() if number == last else states[0, wanted]
+        return self._final_norm(states, scratch)
+
+    def _run_compiled(self, step: CompiledStep, wanted: torch.Tensor) -> torch.Tensor:  # [K, W, H], normalised
+        normed, last = step.enter(), len(self._layers) - 1
+        for number, layer in enumerate(self._layers):
+            mixed = step.attend(number, layer.projections(normed))
+            if number == last and len(wanted) < mixed.shape[1]:
+                step = step.narrowed(wanted)
+                mixed = step.mixed.tensor
+            normed = step.add(layer.output(mixed), 2 * number + 1)
+            normed = step.add(layer.down(step.gate(layer.gate_and_up(normed))), 2 * number + 2)
+            for place in self._kept_layers.get(number + 1, ()):
+                states = step.states.tensor[0]
+                self._kept[place] = states.clone() if number == last else states[wanted]
+        return normed
 
     @contextmanager
     def reading(self, layers: Sequence[int], rows: torch.Tensor) -> Iterator[list[torch.Tensor]]:
@@ -164,6 +195,12 @@ def _plan(step: PackedStep, heads: HeadLayout, cos: torch.Tensor, sin: torch.Ten
     if step.paged is None:
         return LeanStep.plan(step, heads, cos, sin)
     return PagedStep.plan(step, step.paged, heads, cos, sin)
+
+
+def _compiled_layers(models: Sequence[Any]) -> CompiledLayers | None:
+    from specgrove.runtime.compiled_step import CompiledLayers  # imports Numba
+
+    return CompiledLayers.of(models)
 
 
 def _shape(model: Any) -> tuple[object, ...] | None:

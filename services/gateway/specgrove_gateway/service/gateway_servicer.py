@@ -9,7 +9,7 @@ from specgrove.errors import RequestTooLarge
 from specgrove.proto.v1 import gateway_pb2, gateway_pb2_grpc
 from specgrove.rpc import ServicerContext
 from specgrove.telemetry import log_context
-from specgrove_gateway.generator import Generator
+from specgrove_gateway.choices import ChoiceGenerator
 from specgrove_gateway.metrics import GatewayMetrics
 from specgrove_gateway.request_builder import RequestBuilder
 from specgrove_gateway.service.messages import client_request_from_proto, event_to_proto
@@ -22,10 +22,10 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
     """Answers gRPC clients. A client that cancels ends the generation at once."""
 
     def __init__(
-        self, builder: RequestBuilder, generator: Generator, metrics: GatewayMetrics, max_request_bytes: int
+        self, builder: RequestBuilder, choices: ChoiceGenerator, metrics: GatewayMetrics, max_request_bytes: int
     ) -> None:
         self._builder = builder
-        self._generator = generator
+        self._choices = choices
         self._metrics = metrics
         self._max_request_bytes = max_request_bytes
 
@@ -36,9 +36,9 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
             self._refuse_too_large(request)
             generation = await self._builder.build(client_request_from_proto(request))
             with log_context(request_id=generation.request_id, session_id=generation.session_id):
-                async with aclosing(self._generator.generate(generation)) as events:
-                    async for event in events:
-                        yield event_to_proto(generation, event)
+                async with aclosing(self._choices.generate(generation)) as events:
+                    async for choice in events:
+                        yield event_to_proto(generation, choice)
 
     def _refuse_too_large(self, request: gateway_pb2.GenerateRequest) -> None:
         if request.ByteSize() > self._max_request_bytes:
