@@ -37,10 +37,23 @@ def _lean(weights: str, cpu_kernels: str) -> Callable[[dict[str, Path]], Backend
     def load(folders: dict[str, Path]) -> Backend:
         loaded = load_model(folders["llama"], weights, decoder="lean", attention="reference", cpu_kernels=cpu_kernels)
         assert isinstance(loaded.decoder, LeanDecoder)
-        assert (loaded.weights, loaded.paged, loaded.decoder.may_compile) == (weights, None, cpu_kernels == "auto")
-        return Backend(loaded)
+        assert (loaded.weights, loaded.paged) == (weights, None)
+        assert loaded.decoder.has_compiled_operators == (cpu_kernels == "auto")
+        return Backend(loaded, _compiled_steps(loaded.decoder) if cpu_kernels == "auto" else None)
 
     return load
+
+
+def _compiled_steps(decoder: LeanDecoder) -> Callable[[], int]:
+    """How many steps have run through the compiled operators from here on."""
+    run, num_calls = decoder._run_compiled, [0]
+
+    def counted(*arguments: Any) -> Any:
+        num_calls[0] += 1
+        return run(*arguments)
+
+    decoder._run_compiled = counted  # type: ignore[method-assign]
+    return lambda: num_calls[0]
 
 
 def _module(architecture: str) -> Callable[[dict[str, Path]], Backend]:
