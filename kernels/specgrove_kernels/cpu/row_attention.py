@@ -2,7 +2,7 @@
 
     lanes   row 0: query heads of one key head | row 1: ... | ...      rows of one sequence, eight lanes a pass
     scores  key by key, lane by lane           keys [slot, head, D] are read once for all lanes
-    mixed   query by query, along D            values come from the cache that the first query has filled
+    mixed   four lanes by 16 channels          values are read once for four lanes
 
 Every sum runs in one order, over a row's head channels or over its keys, oldest first; a key that a row does not see
 weighs exactly 0. So a row's result is bit for bit the same whatever other rows are in the step, wherever the keys lie,
@@ -86,7 +86,7 @@ def row_attention(
     mixed: Floats,  # [K, N, H * D], written
 ) -> None:
     """Let every row attend to the keys it sees. All arrays are contiguous; rows of no sequence keep what they hold."""
-    num_models, _, num_heads, head_dim = queries.shape
+    num_models, num_rows, num_heads, head_dim = queries.shape
     num_key_heads = keys.shape[1] // num_models
     group = num_heads // num_key_heads
     most_keys = 0
@@ -95,40 +95,35 @@ def row_attention(
     asked = np.zeros((head_dim, WIDTH), dtype=np.float32)
     weights = np.empty((most_keys, WIDTH), dtype=np.float32)
     totals = np.empty(WIDTH, dtype=np.float32)
+    sums = np.empty((WIDTH, head_dim), dtype=np.float32)
+    flat_queries, flat_mixed = queries.reshape(-1, head_dim), mixed.reshape(-1, head_dim)
+    heads = np.empty(WIDTH, dtype=np.int64)  # of each lane, its place in both
     for sequence in range(len(sequences)):
         first_row, end_row, first, tail, end, flags = sequences[sequence]
-        num_queries = (end_row - first_row) * group
         seen = slots[first:end]
         for key_head in range(num_models * num_key_heads):
-            model, head = key_head // num_key_heads, key_head % num_key_heads * group
-            for query in range(0, num_queries, WIDTH):
-                used = min(WIDTH, num_queries - query)
+            first_head = key_head // num_key_heads * num_rows * num_heads + key_head % num_key_heads * group
+            for query in range(0, (end_row - first_row) * group, WIDTH):
+                used = min(WIDTH, (end_row - first_row) * group - query)
                 for lane in range(used):
-                    row = first_row + (query + lane) // group
+                    row, member = divmod(query + lane, group)
+                    heads[lane] = first_head + (first_row + row) * num_heads + member
                     for channel in range(head_dim):
-                        asked[channel, lane] = queries[model, row, head + (query + lane) % group, channel]
+                        asked[channel, lane] = flat_queries[heads[lane], channel]
                 _score(asked, keys, key_head, seen, weights)
-                for key in range(tail - first, end - first):
-                    for lane in range(used):
-                        if not visible[flags + (query + lane) // group * (end - tail) + key - (tail - first)]:
-                            weights[key, lane] = -np.inf
+                for lane in range(used):
+                    flag = flags + (query + lane) // group * (end - tail)
+                    for key in range(end - tail):
+                        if not visible[flag + key]:
+                            weights[tail - first + key, lane] = -np.inf
                 _soften(weights, end - first, totals)
-                for lane in range(used):
-                    row = first_row + (query + lane) // group
-                    at = (head + (query + lane) % group) * head_dim
-                    mixed[model, row, at : at + head_dim] = 0.0
+                sums[:] = 0.0
                 for start in range(0, end - first, _KEYS_PER_PASS):
-                    some = seen[start : start + _KEYS_PER_PASS]
-                    for lane in range(used):
-                        row = first_row + (query + lane) // group
-                        at = (head + (query + lane) % group) * head_dim
-                        _mix(weights, start, lane, values, key_head, some, mixed[model, row, at : at + head_dim])
+                    _mix(weights, start, used, values, key_head, seen[start : start + _KEYS_PER_PASS], sums)
                 for lane in range(used):
-                    row = first_row + (query + lane) // group
-                    at = (head + (query + lane) % group) * head_dim
                     share = np.float32(1.0) / totals[lane]
-                    for channel in range(at, at + head_dim):
-                        mixed[model, row, channel] *= share
+                    for channel in range(head_dim):
+                        flat_mixed[heads[lane], channel] = sums[lane, channel] * share
 
 
 @compiled_in_order
@@ -176,56 +171,45 @@ def _soften(scores: Floats, num_keys: int, totals: Floats) -> None:
 
 
 @compiled_in_order
-def _mix(
-    weights: Floats, start: int, lane: int, values: Floats, key_head: int, seen: Ints, mixed: Floats
-) -> None:  # mixed: [D]
-    """mixed[d] += sum over keys of weights[start + key, lane] * values[seen[key], key_head, d], key after key."""
+def _mix(weights: Floats, start: int, used: int, values: Floats, key_head: int, seen: Ints, sums: Floats) -> None:
+    """sums[lane, d] += sum over keys of weights[start + key, lane] * values[seen[key], key_head, d], key after key."""
     head_dim = values.shape[2]
     stride, at = values.shape[1] * head_dim, key_head * head_dim
-    channel = 0
-    while channel + 8 * WIDTH <= head_dim:  # 64 channels: eight sums at once
-        _mix_64(weights, start * WIDTH + lane, values, stride, at + channel, seen, mixed, channel)
-        channel += 8 * WIDTH
-    while channel + 2 * WIDTH <= head_dim:
-        one, two = load(mixed, channel), load(mixed, channel + WIDTH)
-        for key in range(len(seen)):
-            place, weight = seen[key] * stride + at + channel, spread(weights, (start + key) * WIDTH + lane)
-            one = multiply_add(weight, load(values, place), one)
-            two = multiply_add(weight, load(values, place + WIDTH), two)
-        store(mixed, channel, one)
-        store(mixed, channel + WIDTH, two)
-        channel += 2 * WIDTH
-    while channel < head_dim:
-        total = mixed[channel]
-        for key in range(len(seen)):
-            total += weights[start + key, lane] * values[seen[key], key_head, channel]
-        mixed[channel] = total
-        channel += 1
+    for lane in range(0, used, 4):  # what is loaded for one lane serves four
+        for channel in range(0, head_dim - 2 * WIDTH + 1, 2 * WIDTH):
+            _mix_patch(
+                weights, start * WIDTH + lane, values, stride, at + channel, seen, sums, lane * head_dim + channel
+            )
+    for lane in range(used):
+        for channel in range(head_dim // (2 * WIDTH) * (2 * WIDTH), head_dim):
+            total = sums[lane, channel]
+            for key in range(len(seen)):
+                total += weights[start + key, lane] * values[seen[key], key_head, channel]
+            sums[lane, channel] = total
 
 
 @compiled_in_order
-def _mix_64(
-    weights: Floats, weight_at: int, values: Floats, stride: int, at: int, seen: Ints, mixed: Floats, channel: int
+def _mix_patch(
+    weights: Floats, weight_at: int, values: Floats, stride: int, at: int, seen: Ints, sums: Floats, sum_at: int
 ) -> None:
-    sum_a, sum_b = load(mixed, channel), load(mixed, channel + 8)
-    sum_c, sum_d = load(mixed, channel + 16), load(mixed, channel + 24)
-    sum_e, sum_f = load(mixed, channel + 32), load(mixed, channel + 40)
-    sum_g, sum_h = load(mixed, channel + 48), load(mixed, channel + 56)
+    """Four lanes, sixteen channels."""
+    a, b, c, d = sum_at, sum_at + sums.shape[1], sum_at + 2 * sums.shape[1], sum_at + 3 * sums.shape[1]
+    left_a, right_a, left_b, right_b = load(sums, a), load(sums, a + WIDTH), load(sums, b), load(sums, b + WIDTH)
+    left_c, right_c, left_d, right_d = load(sums, c), load(sums, c + WIDTH), load(sums, d), load(sums, d + WIDTH)
     for key in range(len(seen)):
-        place, weight = seen[key] * stride + at, spread(weights, weight_at + key * WIDTH)
-        sum_a = multiply_add(weight, load(values, place), sum_a)
-        sum_b = multiply_add(weight, load(values, place + 8), sum_b)
-        sum_c = multiply_add(weight, load(values, place + 16), sum_c)
-        sum_d = multiply_add(weight, load(values, place + 24), sum_d)
-        sum_e = multiply_add(weight, load(values, place + 32), sum_e)
-        sum_f = multiply_add(weight, load(values, place + 40), sum_f)
-        sum_g = multiply_add(weight, load(values, place + 48), sum_g)
-        sum_h = multiply_add(weight, load(values, place + 56), sum_h)
-    store(mixed, channel, sum_a)
-    store(mixed, channel + 8, sum_b)
-    store(mixed, channel + 16, sum_c)
-    store(mixed, channel + 24, sum_d)
-    store(mixed, channel + 32, sum_e)
-    store(mixed, channel + 40, sum_f)
-    store(mixed, channel + 48, sum_g)
-    store(mixed, channel + 56, sum_h)
+        place, weight = seen[key] * stride + at, weight_at + key * WIDTH
+        left, right = load(values, place), load(values, place + WIDTH)
+        weight_a, weight_b = spread(weights, weight), spread(weights, weight + 1)
+        weight_c, weight_d = spread(weights, weight + 2), spread(weights, weight + 3)
+        left_a, right_a = multiply_add(weight_a, left, left_a), multiply_add(weight_a, right, right_a)
+        left_b, right_b = multiply_add(weight_b, left, left_b), multiply_add(weight_b, right, right_b)
+        left_c, right_c = multiply_add(weight_c, left, left_c), multiply_add(weight_c, right, right_c)
+        left_d, right_d = multiply_add(weight_d, left, left_d), multiply_add(weight_d, right, right_d)
+    store(sums, a, left_a)
+    store(sums, a + WIDTH, right_a)
+    store(sums, b, left_b)
+    store(sums, b + WIDTH, right_b)
+    store(sums, c, left_c)
+    store(sums, c + WIDTH, right_c)
+    store(sums, d, left_d)
+    store(sums, d + WIDTH, right_d)
