@@ -6,8 +6,11 @@ same lengths: a result never depends on what else is in the batch. Infinities an
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
+from threading import Timer
 from typing import Any, TypeVar
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -30,6 +33,18 @@ def compiled(function: Function) -> Function:
 def compiled_in_order(function: Function) -> Function:
     """As `compiled`, with every sum in the order it is written in: for functions that are vectorised by hand."""
     return _compile(function, {"contract"})
+
+
+@contextmanager
+def told_after(delay_s: float, log: logging.Logger, message: str) -> Iterator[None]:
+    """Log `message` (info) if what runs inside takes longer than this: a person may be waiting."""
+    timer = Timer(delay_s, log.info, (message,))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _compile(function: Function, fast_math: set[str]) -> Function:
