@@ -12,6 +12,7 @@ pytest.importorskip("numba")
 from specgrove_kernels.cpu.compiled import compiled
 from specgrove_kernels.cpu.fed_states import map_rows
 from specgrove_kernels.cpu.int8_rows import Int8Rows, is_supported, multiply_rows, padded_width, split_row
+from specgrove_kernels.cpu.large_pages import room_for
 
 pytestmark = pytest.mark.skipif(
     not (is_int8_supported() and is_supported()), reason="needs a CPU with AVX512 VNNI and torch's fbgemm"
@@ -119,3 +120,12 @@ def test_rows_go_through_their_own_maps_scaled_by_input() -> None:
     expected[3] = rows[3, :24].double()
     torch.testing.assert_close(torch.from_numpy(out).double(), torch.stack(expected), rtol=1e-3, atol=2e-2)
     np.testing.assert_array_equal(out[3], rows[3, :24].numpy())
+
+
+def test_matrices_share_pieces_of_memory_and_begin_with_cache_lines() -> None:
+    parts = [room_for(size) for size in (1, 100, 4096, 7)]
+    assert all(part.ctypes.data % 64 == 0 for part in parts)
+    for number, part in enumerate(parts):
+        part[:] = number
+    assert [set(part.tolist()) for part in parts] == [{0}, {1}, {2}, {3}]
+    assert len(room_for(40 << 20)) == 40 << 20

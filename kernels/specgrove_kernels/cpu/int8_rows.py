@@ -23,6 +23,7 @@ from numba.core import cgutils, config
 
 from specgrove_kernels.cpu.addresses import emitted, floats_at
 from specgrove_kernels.cpu.compiled import compiled
+from specgrove_kernels.cpu.large_pages import room_for
 
 BLOCK = 64  # outputs that are summed up at once: four registers for each split row
 INPUTS = 4  # inputs that one instruction multiplies
@@ -61,8 +62,8 @@ class Int8Rows:
         blocks, groups = -(-num_outputs // BLOCK), -(-num_inputs // INPUTS)
         padded = torch.full((blocks * BLOCK, groups * INPUTS), 128, dtype=torch.uint8)
         padded[:num_outputs, :num_inputs] = (steps.to(torch.int16) + 128).to(torch.uint8)
-        # torch's allocations begin at multiples of 64 bytes: no load crosses a cache line.
-        weights = padded.view(blocks, BLOCK, groups, INPUTS).transpose(1, 2).contiguous()
+        weights = torch.from_numpy(room_for(padded.numel())).view(blocks, groups, BLOCK, INPUTS)
+        weights.copy_(padded.view(blocks, BLOCK, groups, INPUTS).transpose(1, 2))
         return cls(weights, _padded(scales, blocks), None if bias is None else _padded(bias, blocks), num_outputs)
 
     @property

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from specgrove.sampling.noise import gumbel_at
+from specgrove.sampling.noise import Stream, gumbel_at
 from specgrove.sampling.params import SamplingParams
 from specgrove.sampling.rules import Rule
 from specgrove_drafter.members.child_law import sparse_laws
@@ -49,8 +49,9 @@ class LawRow:
 
 def prepare_ranking() -> None:
     """Have the compiled pass of `rank_children` ready."""
-    from specgrove_kernels.cpu import law_ranking
+    from specgrove_kernels.cpu import gumbel_noise, law_ranking
 
+    gumbel_noise.prepare()
     law_ranking.prepare()
 
 
@@ -118,6 +119,7 @@ def _rank_compiled(
     to_target: torch.Tensor | None,
     other_id: int | None,
 ) -> list[Children]:
+    from specgrove_kernels.cpu.gumbel_noise import gumbel_noise
     from specgrove_kernels.cpu.law_ranking import rank_laws
 
     num_rows, num_models, num_tokens = logits.shape
@@ -139,9 +141,13 @@ def _rank_compiled(
     target_ids = ids if to_target is None else to_target.numpy()[ids]
     best = [(slice(0, num_children), log_probs[row, :num_children]) for row in range(num_rows)]
     for params, members in _by_sampling(rows, sampled).items():
-        positions = torch.tensor([[rows[index].position] for index in members])
-        noise = gumbel_at(params.seed, positions, torch.from_numpy(target_ids[members]))
-        places, scores = _best_sampled(torch.from_numpy(log_probs[members]), noise, params, num_children)
+        positions = np.array([rows[index].position for index in members])
+        noise = np.empty((len(members), width), dtype=np.float32)
+        seed = params.seed - (params.seed >> 63 << 64)  # the same 64 bits, signed
+        gumbel_noise(seed, int(Stream.SHARED), positions, target_ids[members], noise)
+        places, scores = _best_sampled(
+            torch.from_numpy(log_probs[members]), torch.from_numpy(noise), params, num_children
+        )
         for index, own_places, own_scores in zip(members, places.numpy(), scores.numpy(), strict=True):
             best[index] = (own_places, own_scores)
     return [
