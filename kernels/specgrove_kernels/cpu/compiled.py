@@ -9,7 +9,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from importlib.util import find_spec
+from pathlib import Path
 from threading import Timer
 from typing import Any, TypeVar
 
@@ -52,6 +54,18 @@ def _compile(function: Function, fast_math: set[str]) -> Function:
 
     options: dict[str, Any] = {"nogil": True, "boundscheck": False, "error_model": "numpy", "fastmath": fast_math}
     try:
-        return numba.njit(cache=True, **options)(function)
+        dispatcher = numba.njit(cache=True, **options)(function)
     except RuntimeError:  # nowhere to keep it (a read-only file system): compiled again at every start
         return numba.njit(**options)(function)
+    # Numba knows kept code by the date of the function's own file, but what it calls lies in others.
+    kept = getattr(getattr(dispatcher, "_cache", None), "_cache_file", None)
+    if kept is not None and hasattr(kept, "_source_stamp"):
+        kept._source_stamp = (kept._source_stamp, _folder_stamp())
+    return dispatcher
+
+
+@cache
+def _folder_stamp() -> tuple[tuple[str, int, int], ...]:
+    """Name, date and size of each file beside this one."""
+    files = [(file, file.stat()) for file in sorted(Path(__file__).parent.glob("*.py"))]
+    return tuple((file.name, stat.st_mtime_ns, stat.st_size) for file, stat in files)

@@ -1,4 +1,4 @@
-"""The noise of sampling for chosen tokens, in one pass: `sampling/noise.py` says what it is, and its `gumbel_at` the same.
+"""The noise of sampling for chosen tokens, in one pass: what `gumbel_at` of `sampling/noise.py` gives.
 
 Logarithms are taken in float64 and rounded once; the last bit may differ from torch's about once in 2**28 values.
 """

@@ -2,9 +2,6 @@
 
 Arrays are addressed flat, whatever their shape, and must be contiguous. Eight, because processors that split 512
 bits in two (Zen 4) are no faster with sixteen, and few rows fill eight sooner.
-
-Numba keeps compiled code by the date of the file that its caller stands in: whoever changes something here touches the
-files that use it too, or their kept code stays what it was.
 """
 
 from __future__ import annotations
@@ -87,6 +84,21 @@ def store(typing_context: Any, array: Any, offset: Any, value: Any) -> Any:
 
 
 @_emitted
+def fetch_ahead(typing_context: Any, array: Any, offset: Any) -> Any:
+    """Have flat place `offset` on its way from memory. No harm where there is no such place."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        address = _address(context, builder, signature.args[0], *arguments)
+        whole, place = ir.IntType(32), ir.IntType(8).as_pointer()
+        kind = ir.FunctionType(ir.VoidType(), [place, whole, whole, whole])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        builder.call(function, [builder.bitcast(address, place), *(ir.Constant(whole, flag) for flag in (0, 3, 1))])
+        return context.get_dummy_value()
+
+    return types.none(array, types.intp), generate
+
+
+@_emitted
 def spread(typing_context: Any, array: Any, offset: Any) -> Any:
     """The entry at flat place `offset` in every lane."""
 
@@ -154,6 +166,16 @@ def divide(typing_context: Any, left: Any, right: Any) -> Any:
         return builder.fdiv(*arguments)
 
     return lanes(lanes, lanes), generate
+
+
+@_emitted
+def negate(typing_context: Any, value: Any) -> Any:
+    """-value."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.fneg(*arguments)
+
+    return lanes(lanes), generate
 
 
 @_emitted

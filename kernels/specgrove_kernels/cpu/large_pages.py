@@ -1,6 +1,7 @@
 """Memory for weights that are read from end to end: in a few large pieces, which Linux can back with large pages.
 
-NumPy asks for them (`madvise`) where an allocation has 4 MB or more. Without them a stream from memory is a fifth slower.
+NumPy asks for them (`madvise`) where an allocation has 4 MB or more. Without them a stream from memory is a fifth
+slower.
 """
 
 from __future__ import annotations

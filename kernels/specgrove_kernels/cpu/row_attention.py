@@ -22,6 +22,7 @@ from specgrove_kernels.cpu.lanes import (
     WIDTH,
     add,
     exp,
+    fetch_ahead,
     fill,
     larger,
     load,
@@ -32,6 +33,9 @@ from specgrove_kernels.cpu.lanes import (
 )
 
 _KEYS_PER_PASS = 64  # their values stay in the fastest cache while all lanes read them
+
+_KEYS_AHEAD = 8
+_CACHE_LINE = 16  # float32
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
@@ -110,7 +114,7 @@ def row_attention(
                     heads[lane] = first_head + (first_row + row) * num_heads + member
                     for channel in range(head_dim):
                         asked[channel, lane] = flat_queries[heads[lane], channel]
-                _score(asked, keys, key_head, seen, weights)
+                _score(asked, keys, values, key_head, seen, weights)
                 for lane in range(used):
                     flag = flags + (query + lane) // group * (end - tail)
                     for key in range(end - tail):
@@ -127,13 +131,20 @@ def row_attention(
 
 
 @compiled_in_order
-def _score(asked: Floats, keys: Floats, key_head: int, seen: Ints, scores: Floats) -> None:
+def _score(asked: Floats, keys: Floats, values: Floats, key_head: int, seen: Ints, scores: Floats) -> None:
     """scores[key, lane] = sum over d of asked[d, lane] * keys[seen[key], key_head, d]."""
     head_dim = keys.shape[2]
     stride, at = keys.shape[1] * head_dim, key_head * head_dim
     num_keys = len(seen)
     key = 0
     while key + 4 <= num_keys:  # four sums at once: one would wait for itself
+        if key_head == 0:
+            for later in range(key, key + 4):
+                ahead = seen[min(later + _KEYS_AHEAD, num_keys - 1)] * stride
+                for line in range(0, stride, _CACHE_LINE):
+                    fetch_ahead(keys, ahead + line)
+                for line in range(0, stride, _CACHE_LINE):
+                    fetch_ahead(values, seen[later] * stride + line)
         key_a, key_b = seen[key] * stride + at, seen[key + 1] * stride + at
         key_c, key_d = seen[key + 2] * stride + at, seen[key + 3] * stride + at
         sum_a = sum_b = sum_c = sum_d = fill(np.float32(0.0))
