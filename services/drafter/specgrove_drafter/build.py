@@ -120,9 +120,11 @@ def _ssm_member(
     names = [ssm.name for ssm in group]
     mixing = Mixing(len(group))
 
+    observers = [metrics.forward_observer(name) for name in names]
+
     def on_forward(num_rows: int) -> None:
-        for name in names:
-            metrics.observe_forward(name, num_rows)
+        for observe in observers:
+            observe(num_rows)
 
     model = RuntimeDraftModel(
         stacked(group),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from specgrove.telemetry import CollectorRegistry, Counter, Gauge, Histogram
 from specgrove.tree import TokenTree
@@ -106,12 +106,19 @@ class DrafterMetrics:
         self.batch_sessions.observe(num_sessions)
         self.round_s.observe(elapsed_s)
 
-    def observe_forward(self, member: str, num_rows: int) -> None:
-        self.num_forwards.labels(member).inc()
-        self.num_forward_rows.labels(member).inc(num_rows)
+    def forward_observer(self, member: str) -> Callable[[int], None]:
+        """What to call with the number of rows of each of `member`'s forwards: its labels are looked up once."""
+        forwards, rows = self.num_forwards.labels(member), self.num_forward_rows.labels(member)
 
-    def observe_fed_rows(self, member: str, num_rows: int) -> None:
-        self.num_feature_fed_rows.labels(member).inc(num_rows)
+        def observe(num_rows: int) -> None:
+            forwards.inc()
+            rows.inc(num_rows)
+
+        return observe
+
+    def fed_rows_observer(self, member: str) -> Callable[[int], None]:
+        """The same for rows that see features."""
+        return self.num_feature_fed_rows.labels(member).inc
 
     def draft_sent(self, tree: TokenTree, draft_s: float) -> None:
         self.num_drafts.inc()

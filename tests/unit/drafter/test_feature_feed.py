@@ -19,6 +19,7 @@ from specgrove_drafter.members.draft_model import ROOT_ROW, NodeRow
 from specgrove_drafter.members.feature_feed import FeatureFeed
 from specgrove_drafter.members.feature_maps import FeatureMaps
 from specgrove_drafter.members.law import ERROR_SCALE
+from specgrove_drafter.members.map_products import TorchMaps
 from specgrove_drafter.members.runtime_model import RuntimeDraftModel
 from specgrove_drafter.trees.growth import Children
 from support.drafter_fakes import make_job
@@ -158,8 +159,10 @@ def test_features_are_multiplied_once_for_a_base_and_forgotten_with_the_session(
     feed = fed.model._feed
     assert feed is not None
     products: list[int] = []
-    multiply = feed._of_features
-    feed._of_features = lambda rows: products.append(rows.shape[0]) or multiply(rows)  # type: ignore[func-returns-value]
+    maps = feed._products
+    assert isinstance(maps, TorchMaps)
+    multiply = maps._of_features
+    maps._of_features = lambda rows: products.append(rows.shape[0]) or multiply(rows)  # type: ignore[func-returns-value]
     jobs = [job_for([*TOKENS], make_features(4, key)[0], key) for key in (1, 2)]
     fed.model.start(jobs, 8)
     fed.model.extend([NodeRow(job, ROOT_ROW, 11, 1) for job in jobs], 8)

@@ -16,7 +16,7 @@ from specgrove.runtime.step_graphs import CudaCapture
 from specgrove_kernels.backend import has_triton, is_interpreted, triton_kernels
 
 _log = logging.getLogger(__name__)
-_ROPE_BY_LENGTH = frozenset({"dynamic", "longrope"})  # they look at the positions' values, which a recording cannot
+ROPE_BY_LENGTH = frozenset({"dynamic", "longrope"})  # they look at the positions' values, which a recording cannot
 
 
 class AttentionChoice(StrEnum):
@@ -92,7 +92,7 @@ def _records(graphs: GraphChoice, config: Any, device: torch.device, source: str
     if graphs == GraphChoice.OFF or device.type != "cuda":
         return False
     rope_type = (getattr(config, "rope_parameters", None) or {}).get("rope_type")
-    if rope_type in _ROPE_BY_LENGTH:
+    if rope_type in ROPE_BY_LENGTH:
         _log.warning("%s runs without CUDA graphs: rope_type %s depends on the positions", source, rope_type)
         return False
     return True

@@ -14,11 +14,16 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 from specgrove.runtime.int8_weights import quantize_rows
+
+if TYPE_CHECKING:
+    from specgrove_kernels.cpu.int8_rows import Int8Rows
 
 _HAS_VNNI = bool(torch.cpu.get_capabilities().get("avx512_vnni", False))
 _STEPS = 127 if _HAS_VNNI else 63  # of an activation in [0, 1]
@@ -62,11 +67,21 @@ class Int8Linear(nn.Module):
 
     def reordered(self, order: torch.Tensor) -> Int8Linear:
         """The same product with its columns in another `order` (int64 [out])."""
+        steps, scale = self._steps()
+        return self._from_steps(steps[order], scale[order], None if self.bias is None else self.bias[order])
+
+    @cached_property
+    def few_rows(self) -> Int8Rows:
+        """The same matrix once more, as compiled functions read it (needs Numba)."""
+        from specgrove_kernels.cpu.int8_rows import Int8Rows
+
+        return Int8Rows.of(*self._steps(), self.bias)
+
+    def _steps(self) -> tuple[torch.Tensor, torch.Tensor]:  # int8 [out, in], float64 [out]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
             weight, _ = torch.ops.quantized.linear_unpack(self.packed)
-            steps, scale = weight.int_repr()[order], weight.q_per_channel_scales()[order]
-        return self._from_steps(steps, scale, None if self.bias is None else self.bias[order])
+            return weight.int_repr(), weight.q_per_channel_scales()
 
     def bare(self) -> Callable[[torch.Tensor], torch.Tensor]:
         """`forward` with nothing to look up on the way."""

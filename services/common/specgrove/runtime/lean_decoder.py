@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from specgrove.runtime.attention import PackedStep
+from specgrove.runtime.few_rows import FewRows, ModelParts
 from specgrove.runtime.lean_products import Product, joint, pair_channels, paired_order, side_by_side
 from specgrove.runtime.lean_step import HeadLayout, LeanStep
 from specgrove.runtime.paged_step import PagedStep
@@ -96,6 +97,7 @@ class LeanDecoder:
         self._layers = [_layer(layers) for layers in zip(*(model.model.layers for model in models), strict=True)]
         self._final_norm = _norm([model.model.norm for model in models])
         self._compiled = _compiled_layers(models) if may_compile and self._heads.is_paired else None
+        self._few_rows = self._for_few_rows() if may_compile else None
         self._kept_layers: dict[int, list[int]] = {}  # layer -> places in `_kept`; empty unless states are being read
         self._kept: list[torch.Tensor] = []
 
@@ -123,6 +125,10 @@ class LeanDecoder:
         before_head: RewriteStates | None = None,
     ) -> torch.Tensor:  # float32 [W, K * V]
         """See `decoder.Decoder`; with K models the states that `before_head` may change are [K, W, H]."""
+        few = self._few_rows
+        if few is not None and not self._kept_layers and few.takes(token_ids.shape[1], step):
+            final = few.states(token_ids, positions, wanted, step)
+            return few.logits(final if before_head is None else before_head(final))
         states = _by_model([F.embedding(token_ids[0], model.get_input_embeddings().weight) for model in self._models])
         cos, sin = self._rotary(states, position_ids=positions)
         if self._compiled is not None and self._compiled.fits(step):
@@ -162,6 +168,11 @@ class LeanDecoder:
                 self._kept[place] = states.clone() if number == last else states[wanted]
         return normed
 
+    def forget_heads(self) -> None:
+        """Say that a model's head was replaced."""
+        if self._few_rows is not None:
+            self._few_rows.forget_heads()
+
     @contextmanager
     def reading(self, layers: Sequence[int], rows: torch.Tensor) -> Iterator[list[torch.Tensor]]:
         """As `StateTap.reading`; `rows` must be the rows that the forward inside wants logits of."""
@@ -172,6 +183,17 @@ class LeanDecoder:
             yield parts
         finally:
             self._kept_layers.clear()
+
+    def _for_few_rows(self) -> FewRows | None:
+        parts = [
+            ModelParts(
+                [layer.attention_norm.weight[model, 0] for layer in self._layers],
+                [layer.mlp_norm.weight[model, 0] for layer in self._layers],
+                self._final_norm.weight[model, 0],
+            )
+            for model in range(len(self._models))
+        ]
+        return FewRows.of(self._models, parts, self._heads, self._rotary)
 
     def _run_layer(
         self,

@@ -100,6 +100,11 @@ class LoadedModel:
         """How this model's matrices are packed; None where they are as they were."""
         return _PACKS.get(self.weights)
 
+    @property
+    def may_compile(self) -> bool:
+        """Whether what goes with this model may be compiled loops too."""
+        return self.device.type == "cpu" and isinstance(self.decoder, LeanDecoder) and self.decoder.may_compile
+
     def replace_head(self, weight: torch.Tensor) -> None:
         """Read states with `weight` (float [V, H]) from here on, kept as the other matrices are."""
         if self.pack is not None:
@@ -110,6 +115,8 @@ class LoadedModel:
             )
             head.requires_grad_(False).weight.copy_(weight)
         self.model.set_output_embeddings(head)  # type: ignore[operator]
+        if isinstance(self.decoder, LeanDecoder):
+            self.decoder.forget_heads()
 
     def state_tap(self) -> StateReader:
         """Where this model's inner states can be read; raises `ModelLoadError` where its architecture hides them."""

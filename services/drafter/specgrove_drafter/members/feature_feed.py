@@ -20,8 +20,7 @@ from specgrove.runtime.packed_linear import PackWeight
 from specgrove.runtime.state_tap import RewriteStates
 from specgrove_drafter.jobs import DraftJob, SessionRef
 from specgrove_drafter.members.feature_maps import FeatureMaps
-
-Product = Callable[[torch.Tensor], torch.Tensor]
+from specgrove_drafter.members.map_products import NO_MAP, CompiledMaps, MapProducts, Offsets, TorchMaps
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +28,14 @@ class _Fed:
     """What the features of a session add to a row, by distance; None when they could not be read."""
 
     features: TargetFeatures
-    offsets: torch.Tensor | None  # float32 [D, H]
+    offsets: Offsets | None
 
 
 class FeatureFeed:
     """The maps of one SSM at work. `sent` is what the drafter as a whole asks for; owned by the engine's thread.
 
-    `pack` keeps the maps as packed matrices; without it they stay as they are.
+    `pack` keeps the maps as packed matrices; without it they stay as they are. `may_compile`: int8 maps go through
+    compiled products where this CPU has them.
     """
 
     def __init__(
@@ -45,54 +45,49 @@ class FeatureFeed:
         *,
         device: torch.device | str = "cpu",
         pack: PackWeight | None = None,
+        may_compile: bool = False,
         on_fed: Callable[[int], None] = lambda num_rows: None,
     ) -> None:
         self._max_distance = maps.max_distance
         self._sent = sent
         self._own_parts = [*(sent.layers.index(layer) for layer in maps.layout.layers), len(sent.layers)]
+        self._takes_all_parts = self._own_parts == [*range(sent.num_parts)]
         self._device = torch.device(device)
         self._on_fed = on_fed
-        self._of_tokens = None if maps.token_map is None else _product(maps.token_map, self._device, pack)
-        self._of_state = [_product(matrix, self._device, pack) for matrix in maps.state_maps]
-        # One product for all depths: a vector costs by the bytes of the maps, which are read once for a base.
-        self._of_features = _product(torch.cat([*maps.feature_maps], dim=1), self._device, pack)
+        self._unfed_map = NO_MAP if maps.token_map is None else maps.max_distance
+        fast = CompiledMaps.of(maps) if may_compile and self._device.type == "cpu" else None
+        self._products: MapProducts = fast or TorchMaps(maps, self._device, pack)
         self._fed: dict[SessionRef, _Fed] = {}
 
     def before_head(self, rows: Sequence[tuple[DraftJob, int]]) -> RewriteStates | None:
         """What to do with the states of these rows (a job and a depth below its root each, 0 = the root itself) before
         they go into the head; None when nothing is to be done."""
         self._read([job for job, _ in rows])
-        by_distance: dict[int, list[int]] = {}
-        offsets: dict[int, torch.Tensor] = {}
+        numbers = [self._unfed_map] * len(rows)
+        offsets: list[torch.Tensor | None] = [None] * len(rows)
+        num_fed = 0
         for index, (job, depth) in enumerate(rows):
             of_job = self._offsets(job)
             if job.features is None or of_job is None:
                 continue
             distance = job.base_len + depth - job.features.base_len + 1
             if 1 <= distance <= self._max_distance:
-                by_distance.setdefault(distance, []).append(index)
-                offsets[index] = of_job[distance - 1]
-        if not offsets and self._of_tokens is None:
+                numbers[index], offsets[index] = distance - 1, of_job[distance - 1]
+                num_fed += 1
+        if num_fed:
+            self._on_fed(num_fed)
+        if num_fed == 0 and self._unfed_map == NO_MAP:
             return None
-        if offsets:
-            self._on_fed(len(offsets))
-        unfed = [index for index in range(len(rows)) if index not in offsets]
 
         def rewrite(states: torch.Tensor) -> torch.Tensor:  # float [1, W, H]
-            mapped = states.clone()
-            if self._of_tokens is not None and unfed:
-                mapped[0, unfed] = self._of_tokens(states[0, unfed].float()).to(states.dtype)
-            for distance, indices in by_distance.items():
-                own = self._of_state[distance - 1](states[0, indices].float())
-                mapped[0, indices] = (own + torch.stack([offsets[index] for index in indices])).to(states.dtype)
-            return mapped
+            return self._products.mapped(states[0], numbers, offsets)[None]
 
         return rewrite
 
     def release(self, session: SessionRef) -> None:
         self._fed.pop(session, None)
 
-    def _offsets(self, job: DraftJob) -> torch.Tensor | None:
+    def _offsets(self, job: DraftJob) -> Offsets | None:
         fed = self._fed.get(job.session)
         return fed.offsets if fed is not None and fed.features == job.features else None
 
@@ -108,10 +103,11 @@ class FeatureFeed:
             if parts is None or parts.shape[0] != self._sent.num_parts:
                 self._fed[job.session] = _Fed(job.features, None)
             else:
-                wanted.append((job.session, job.features, parts[self._own_parts].flatten()))
+                own = parts if self._takes_all_parts else parts[self._own_parts]
+                wanted.append((job.session, job.features, own.flatten()))
         if wanted:
             vectors = torch.stack([vector for _, _, vector in wanted]).to(self._device)
-            offsets = self._of_features(vectors).view(len(wanted), self._max_distance, -1)
+            offsets = self._products.offsets(vectors)
             for (session, features, _), of_session in zip(wanted, offsets, strict=True):
                 self._fed[session] = _Fed(features, of_session)
 
@@ -127,7 +123,7 @@ class JointFeed:
         rewrites = [None if feed is None else feed.before_head(rows) for feed in self._feeds]
 
         def rewrite(states: torch.Tensor) -> torch.Tensor:
-            parts = states.split(1)
+            parts = (states[model : model + 1] for model in range(len(rewrites)))
             return torch.cat([part if own is None else own(part) for own, part in zip(rewrites, parts, strict=True)])
 
         return rewrite if any(rewrites) else None
@@ -136,11 +132,3 @@ class JointFeed:
         for feed in self._feeds:
             if feed is not None:
                 feed.release(session)
-
-
-def _product(matrix: torch.Tensor, device: torch.device, pack: PackWeight | None) -> Product:
-    """`rows @ matrix` for float32 [in, out]."""
-    if pack is not None:
-        return pack(matrix.T, None)
-    on_device = matrix.to(device)
-    return lambda rows: rows @ on_device

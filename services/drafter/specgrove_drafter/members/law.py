@@ -19,9 +19,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
-from specgrove.sampling.noise import gumbel_at
+from specgrove.sampling.noise import Stream, gumbel_at
 from specgrove.sampling.params import SamplingParams
 from specgrove.sampling.rules import Rule
 from specgrove_drafter.members.child_law import sparse_laws
@@ -46,6 +48,14 @@ class LawRow:
     log_weights: tuple[float, ...] = (0.0,)  # [K]: how much each of K models that speak as one is believed
 
 
+def prepare_ranking() -> None:
+    """Have the compiled pass of `rank_children` ready."""
+    from specgrove_kernels.cpu import gumbel_noise, law_ranking
+
+    gumbel_noise.prepare()
+    law_ranking.prepare()
+
+
 def rank_children(
     logits: torch.Tensor,  # float32 [N, K, V_draft], or [N, V_draft] for one model
     rows: Sequence[LawRow],  # [N]
@@ -53,12 +63,26 @@ def rank_children(
     *,
     to_target: torch.Tensor | None = None,  # int64 [V_draft]: target id of each draft id
     other_id: int | None = None,  # the draft id that stands for all other target tokens: never proposed
+    may_compile: bool = False,  # whether a compiled pass may make the laws, where Numba is at hand
 ) -> list[Children]:
     """The likeliest children after each row, best first; under rules without shared noise those of the law itself.
 
     Several models speak through the mean of their laws, by the row's weights.
     """
     by_model = _biased(logits if logits.dim() == 3 else logits[:, None], rows, to_target)
+    if may_compile and by_model.stride(-1) == 1 and all(_shares_noise(row) for row in rows):
+        return _rank_compiled(by_model, rows, num_children, to_target, other_id)
+    return _rank_in_torch(by_model, rows, num_children, to_target, other_id)
+
+
+@torch.inference_mode()
+def _rank_in_torch(
+    by_model: torch.Tensor,  # float32 [N, K, V]
+    rows: Sequence[LawRow],
+    num_children: int,
+    to_target: torch.Tensor | None,
+    other_id: int | None,
+) -> list[Children]:
     own_log_probs = (by_model / ERROR_SCALE).log_softmax(dim=-1)
     log_probs = _mean_law(own_log_probs, rows)
     if other_id is not None:
@@ -103,6 +127,62 @@ def _biased(by_model: torch.Tensor, rows: Sequence[LawRow], to_target: torch.Ten
     return by_model
 
 
+def _shares_noise(row: LawRow) -> bool:
+    return row.sampling.is_greedy or row.rule is Rule.COUPLED
+
+
+def _rank_compiled(
+    logits: torch.Tensor,  # float32 [N, K, V]
+    rows: Sequence[LawRow],
+    num_children: int,
+    to_target: torch.Tensor | None,
+    other_id: int | None,
+) -> list[Children]:
+    from specgrove_kernels.cpu.gumbel_noise import gumbel_noise
+    from specgrove_kernels.cpu.law_ranking import rank_laws
+
+    num_rows, num_models, num_tokens = logits.shape
+    sampled = [index for index, row in enumerate(rows) if not row.sampling.is_greedy]
+    width = min(max(num_children, SHORTLIST_LEN) if sampled else num_children, num_tokens - (other_id is not None))
+    ids = np.empty((num_rows, width), dtype=np.int64)
+    log_probs = np.empty((num_rows, width), dtype=np.float32)
+    shares = np.empty((num_rows, width, num_models), dtype=np.float32)
+    rank_laws(
+        np.array([logits.data_ptr(), logits.stride(0), logits.stride(1)]),
+        np.array([row.log_weights for row in rows], dtype=np.float32),
+        num_tokens,
+        -1 if other_id is None else other_id,
+        ERROR_SCALE,
+        ids,
+        log_probs,
+        shares,
+    )
+    target_ids = ids if to_target is None else to_target.numpy()[ids]
+    best = [(slice(0, num_children), log_probs[row, :num_children]) for row in range(num_rows)]
+    for params, members in _by_sampling(rows, sampled).items():
+        positions = np.array([rows[index].position for index in members])
+        noise = np.empty((len(members), width), dtype=np.float32)
+        seed = params.seed - (params.seed >> 63 << 64)  # the same 64 bits, signed
+        gumbel_noise(seed, int(Stream.SHARED), positions, target_ids[members], noise)
+        places, scores = _best_sampled(
+            torch.from_numpy(log_probs[members]), torch.from_numpy(noise), params, num_children
+        )
+        for index, own_places, own_scores in zip(members, places.numpy(), scores.numpy(), strict=True):
+            best[index] = (own_places, own_scores)
+    return [
+        _children(target_ids[row, places], scores, shares[row, places]) for row, (places, scores) in enumerate(best)
+    ]
+
+
+def _children(
+    ids: npt.NDArray[np.int64], log_probs: npt.NDArray[np.float32], shares: npt.NDArray[np.float32]
+) -> Children:
+    """From arrays [C], [C] and [C, K]; removed tokens (-inf), which come last, are left out."""
+    count = int(np.count_nonzero(log_probs > -np.inf))
+    by_model = tuple(map(tuple, shares[:count].tolist())) if shares.shape[1] > 1 else ()
+    return Children(tuple(ids[:count].tolist()), tuple(log_probs[:count].tolist()), by_model)
+
+
 def _own_law(logits: torch.Tensor, rows: Sequence[LawRow], other_id: int | None) -> torch.Tensor:
     """float32 [N, V] from [N, K, V]: log probabilities at temperature 1, nothing but the models' own (mean) law."""
     law = _mean_law(logits.log_softmax(dim=-1), rows)
@@ -139,13 +219,20 @@ def _rank_sampled(
     num_children: int,
 ) -> list[Children]:
     """Rank shortlists by their scores under the shared noise."""
+    order, best = _best_sampled(log_probs, noise, params, num_children)
+    return _to_children(ids.gather(-1, order), best)
+
+
+def _best_sampled(
+    log_probs: torch.Tensor, noise: torch.Tensor, params: SamplingParams, num_children: int
+) -> tuple[torch.Tensor, torch.Tensor]:  # int64 [G, C] places in the shortlists, float32 [G, C]
     scores = log_probs + (params.temperature / ERROR_SCALE) * noise
     scores = scores.masked_fill(~_survivors(log_probs, params), float("-inf"))
     # What the shortlist leaves out competes with its mass and no noise of its own.
     rest = (1.0 - log_probs.exp().sum(dim=-1)).clamp_min(1e-9).log()
     normaliser = torch.logaddexp(scores.logsumexp(dim=-1), rest)
     best, order = scores.topk(min(num_children, scores.shape[-1]), dim=-1)
-    return _to_children(ids.gather(-1, order), best - normaliser[:, None])
+    return order, best - normaliser[:, None]
 
 
 def _survivors(log_probs: torch.Tensor, params: SamplingParams) -> torch.Tensor:  # bool [G, M]

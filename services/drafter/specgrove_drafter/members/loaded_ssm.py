@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from specgrove.features import FeatureLayout
 from specgrove.runtime.attention_choice import AttentionChoice, GraphChoice
-from specgrove.runtime.loading import CpuKernelChoice, LoadedModel, load_model, stack
+from specgrove.runtime.loading import CpuKernelChoice, LoadedModel, Weights, load_model, stack
 from specgrove.runtime.packed_linear import PackedLinear
 from specgrove_drafter.members.feature_feed import FeatureFeed, JointFeed
 from specgrove_drafter.members.feature_maps import FeatureMaps
@@ -54,10 +53,11 @@ def load_ssm(
         return LoadedSsm(name, loaded)
     if maps.head_rows is not None:
         loaded.replace_head(maps.head_rows)
-    count = {} if metrics is None else {"on_fed": partial(metrics.observe_fed_rows, name)}
+    count = {} if metrics is None else {"on_fed": metrics.fed_rows_observer(name)}
     # Maps are stored with a scale for each input: int8 products, which want one for each output, would round them anew.
     pack = None if loaded.pack is None else PackedLinear.from_weight
-    feed = FeatureFeed(maps, sent, device=loaded.device, pack=pack, **count)
+    may_compile = loaded.may_compile and loaded.weights == Weights.INT8_PACKED
+    feed = FeatureFeed(maps, sent, device=loaded.device, pack=pack, may_compile=may_compile, **count)
     return LoadedSsm(name, loaded, feed, maps.max_distance)
 
 

@@ -24,7 +24,7 @@ from specgrove_drafter.jobs import DraftJob, SessionRef
 from specgrove_drafter.members.computed_rows import CachedSession, NewRows, WantedRow
 from specgrove_drafter.members.draft_model import ROOT_ROW, Expanded, NodeRow
 from specgrove_drafter.members.feature_feed import FeatureFeed, JointFeed
-from specgrove_drafter.members.law import LawRow, rank_children
+from specgrove_drafter.members.law import LawRow, prepare_ranking, rank_children
 from specgrove_drafter.trees.growth import Children
 from specgrove_drafter.trees.mixing import Mixing
 from specgrove_drafter.trees.outcomes import Path
@@ -64,9 +64,13 @@ class RuntimeDraftModel:
         self._forward = PackedForward(loaded, self._cache)
         vocab = loaded.draft_vocab
         self._to_target = None if vocab is None else vocab.to_target.to(loaded.device)
+        # A list: few tokens are looked up at a time.
+        self._to_draft: list[int] | None = None if vocab is None else vocab.to_draft.tolist()
         self._num_inputs = loaded.vocab_size if vocab is None else vocab.to_draft.numel()
         # A padded SSM may know ids that the target does not.
         self._num_outputs = target_vocab_size if vocab is None else vocab.to_target.numel()
+        if loaded.may_compile:
+            prepare_ranking()
         self._max_catch_up_rows = max_catch_up_rows
         self._on_forward = on_forward
         self._feed = feed
@@ -254,22 +258,28 @@ class RuntimeDraftModel:
     def _to_inputs(self, token_ids: Sequence[int]) -> list[int]:
         # Ids this model has no embedding for stand in as token 0: that costs a draft, not the engine.
         inputs = [token_id if token_id < self._num_inputs else 0 for token_id in token_ids]
-        vocab = self._loaded.draft_vocab
-        return inputs if vocab is None else vocab.to_draft[torch.tensor(inputs, dtype=torch.int64)].tolist()
+        to_draft = self._to_draft
+        return inputs if to_draft is None else [to_draft[token_id] for token_id in inputs]
 
     def _run(self, batch: Sequence[SequenceRows], wanted: Sequence[tuple[DraftJob, int]]) -> torch.Tensor:
         """Logits of the rows that want them: `wanted` names their jobs and depths."""
         self._on_forward(sum(len(rows.token_ids) for rows in batch))
         return self._forward.run(batch, None if self._feed is None else self._feed.before_head(wanted))
 
-    @torch.inference_mode()
     def _rank(self, logits: torch.Tensor, rows: Sequence[LawRow], num_children: int) -> list[Children]:
         if not rows:
             return []
         vocab = self._loaded.draft_vocab
         other_id = None if vocab is None else vocab.other_id
         logits = logits.view(len(rows), self._num_models, -1)[..., : self._num_outputs]
-        return rank_children(logits, rows, num_children, to_target=self._to_target, other_id=other_id)
+        return rank_children(
+            logits,
+            rows,
+            num_children,
+            to_target=self._to_target,
+            other_id=other_id,
+            may_compile=self._loaded.may_compile,
+        )
 
     def _law_row(self, job: DraftJob, depth: int) -> LawRow:
         """The row of a node at `depth` (0 = root): what is drawn after it stands at index base_len + depth."""

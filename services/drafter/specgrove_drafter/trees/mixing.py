@@ -30,12 +30,20 @@ class Mixing:
 
     num_models: int
     _credits: dict[tuple[str, int], list[float]] = field(default_factory=dict)
+    # What `log_weights` said since the last lesson: it is asked for every row.
+    _said: dict[tuple[str | None, int], tuple[float, ...]] = field(default_factory=dict)
 
     def log_weights(self, kind: str | None, depth: int) -> tuple[float, ...]:
         """Natural logarithms [num_models] for children at `depth`; equal where nothing is known.
 
         Sessions of no kind (rule `mss`, where what was drawn says little) take what sampled or greedy ones have taught.
         """
+        said = self._said.get((kind, depth))
+        if said is None:
+            said = self._said[kind, depth] = self._log_weights(kind, depth)
+        return said
+
+    def _log_weights(self, kind: str | None, depth: int) -> tuple[float, ...]:
         kinds = _TEACHERS if kind is None else (kind,)
         known = (self._credits.get((name, min(depth, MAX_CALIBRATED_DEPTH))) for name in kinds)
         credits = next((credits for credits in known if credits), None)
@@ -47,6 +55,7 @@ class Mixing:
     def forget(self) -> None:
         """Start again from equal weights."""
         self._credits.clear()
+        self._said.clear()
 
     def learn(self, job: DraftJob, proposal: Proposal, token_ids: Sequence[int]) -> None:
         """Take in that `token_ids` followed the base under which `proposal` was made."""
@@ -68,6 +77,7 @@ class Mixing:
             for weight, likelihood in zip(self.log_weights(kind, depth), likelihoods, strict=True)
         ]
         total = sum(parts)
+        self._said.clear()
         credits = self._credits.setdefault((kind, min(depth, MAX_CALIBRATED_DEPTH)), [0.0] * self.num_models)
         for model, part in enumerate(parts):
             credits[model] += part / total

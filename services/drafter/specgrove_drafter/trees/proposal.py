@@ -57,7 +57,7 @@ class Proposal:
 
     def add(self, parent: int, token_id: int, log_prob: float, shares: tuple[float, ...] = ()) -> int:
         """A new node under `parent` with conditional log probability `log_prob` (clamped to at most 0); its number."""
-        above, depth = 0.0 if parent == BELOW_ROOT else self.log_path_probs[parent], self.depth_below(parent)
+        above, depth = (0.0, 1) if parent == BELOW_ROOT else (self.log_path_probs[parent], self.depths[parent] + 1)
         self.token_ids.append(token_id)
         self.parents.append(parent)
         self.raw_log_probs.append(log_prob)
@@ -132,24 +132,36 @@ def select_tree(root_token_id: int, proposals: Sequence[tuple[int, Proposal]], b
 
     Nodes come in order of falling estimate, so that a verifier that cuts the tree short keeps its best part.
     """
-    merged = TreeBuilder(root_token_id)
-    scores = [0.0]
-    for member_bit, proposal in proposals:
+    node_of: dict[tuple[int, int], int] = {}  # by parent and token
+    paths: list[tuple[int, int]] = [(ROOT, root_token_id)]
+    scores, depths = [0.0], [0]
+    entries: list[list[tuple[int, int]]] = [[]]  # of which proposals a node is one
+    for number, (_, proposal) in enumerate(proposals):
         place: list[int] = []
-        for entry, (token_id, parent) in enumerate(zip(proposal.token_ids, proposal.parents, strict=True)):
-            score, mask = proposal.log_path_probs[entry], member_bit * proposal.sources(entry)
-            node = merged.add(ROOT if parent == BELOW_ROOT else place[parent], token_id, mask)
-            place.append(node)
-            if node == len(scores):
+        rows = zip(proposal.token_ids, proposal.parents, proposal.log_path_probs, proposal.depths, strict=True)
+        for entry, (token_id, parent, score, depth) in enumerate(rows):
+            path = (ROOT if parent == BELOW_ROOT else place[parent], token_id)
+            node = node_of.get(path)
+            if node is None:
+                node = node_of[path] = len(paths)
+                paths.append(path)
                 scores.append(score)
+                depths.append(depth)
+                entries.append([(number, entry)])
             else:
                 scores[node] = max(scores[node], score)
-    in_reach = [node for node in range(1, merged.num_nodes) if merged.depths[node] <= budget.max_depth]
+                entries[node].append((number, entry))
+            place.append(node)
+    in_reach = [node for node in range(1, len(paths)) if depths[node] <= budget.max_depth]
     # Equal scores keep the order of insertion, in which parents come first.
     chosen = sorted(in_reach, key=lambda node: -scores[node])[: budget.max_nodes]
     tree = TreeBuilder(root_token_id)
     new_number = {ROOT: ROOT}
     for node in chosen:
-        parent = new_number[merged.parents[node]]
-        new_number[node] = tree.add(parent, merged.token_ids[node], merged.members[node])
+        parent, token_id = paths[node]
+        mask = 0  # most nodes are not chosen: only these are asked who proposed them
+        for number, entry in entries[node]:
+            member_bit, proposal = proposals[number]
+            mask |= member_bit * proposal.sources(entry)
+        new_number[node] = tree.add(new_number[parent], token_id, mask)
     return tree.build()
