@@ -9,6 +9,7 @@ from typing import Any
 
 from specgrove.runtime.decoder import ModuleDecoder
 from specgrove.runtime.int8_linear import is_int8_supported
+from specgrove.runtime.few_rows import FewRows
 from specgrove.runtime.lean_decoder import LeanDecoder
 from specgrove.runtime.loading import LoadedModel, load_model
 from specgrove.runtime.packed_linear import is_packing_supported
@@ -46,14 +47,31 @@ def _lean(weights: str, cpu_kernels: str) -> Callable[[dict[str, Path]], Backend
 
 def _compiled_steps(decoder: LeanDecoder) -> Callable[[], int]:
     """How many steps have run through the compiled operators from here on."""
-    run, num_calls = decoder._run_compiled, [0]
+    num_calls = [0]
 
-    def counted(*arguments: Any) -> Any:
-        num_calls[0] += 1
-        return run(*arguments)
+    def counted(run: Callable[..., Any]) -> Callable[..., Any]:
+        def run_and_count(*arguments: Any) -> Any:
+            num_calls[0] += 1
+            return run(*arguments)
 
-    decoder._run_compiled = counted  # type: ignore[method-assign]
+        return run_and_count
+
+    decoder._run_compiled = counted(decoder._run_compiled)  # type: ignore[method-assign]
+    few = decoder._few_rows
+    if few is not None:
+        decoder._few_rows = _FewRows(few, counted(few.states))  # type: ignore[assignment]
     return lambda: num_calls[0]
+
+
+class _FewRows:
+    """A decoder's way for few rows, with `states` in place of its own."""
+
+    def __init__(self, own: FewRows, states: Callable[..., Any]) -> None:
+        self._own = own
+        self.states = states
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._own, name)
 
 
 def _module(architecture: str) -> Callable[[dict[str, Path]], Backend]:

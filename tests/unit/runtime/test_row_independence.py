@@ -15,8 +15,9 @@ from specgrove.tree import TokenTree
 from support.forward_cases import BLOCK_SIZE, Case, Runner, Text, random_tokens, random_tree
 from support.tiny_models import write_tiny_model
 
-# The order of a sum may follow the shape of the batch; where activations are rounded, one may fall to the other side.
-_ROUNDING = {"float32": 1e-5, "fp16_packed": 1e-5, "int8_packed": 5e-4, "two as one": 1e-5}
+# The order of a sum may follow the shape of the batch; where activations are rounded, one may fall to the other
+# side, and few rows are rounded by other code than many.
+_ROUNDING = {"float32": 1e-5, "fp16_packed": 1e-5, "int8_packed": 2e-3, "two as one": 1e-5}
 _PREFIX_LENS = (1, 3, 17, 40, 41, 130, 9, 64)
 _KINDS = [*_ROUNDING]
 
