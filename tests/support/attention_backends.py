@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from specgrove.runtime.decoder import ModuleDecoder
-from specgrove.runtime.int8_linear import is_int8_supported
 from specgrove.runtime.few_rows import FewRows
+from specgrove.runtime.int8_linear import is_int8_supported
 from specgrove.runtime.lean_decoder import LeanDecoder
 from specgrove.runtime.loading import LoadedModel, load_model
 from specgrove.runtime.packed_linear import is_packing_supported
