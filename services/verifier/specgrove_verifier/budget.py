@@ -30,6 +30,7 @@ _EXPLORE_SHARE = 0.015  # of the time, for looking at what other grants are wort
 _PROBE_STEPS = 2  # after plain decoding: the first draft comes from a drafter that has to read first
 _PACING_PROBE_STEPS = 8  # the first of them only part the sessions
 _MOST_SAVED_S = 1.0  # of that time, for later; and owed
+_DEARNESS_WEIGHT, _MOST_DEARNESS = 0.3, 30.0
 _MOST_LOST = 5.0  # of a usual cycle, by one cycle of a probe
 
 
@@ -56,6 +57,7 @@ class _Bill:
 
     num_cycles_left: int
     charged_s: float  # beforehand
+    is_from_off: bool  # plain decoding was decided on
     lost_s: float = 0.0
 
 
@@ -100,6 +102,7 @@ class MeasuredBudget:
         self._probe_steps_left = 0
         self._saved_s = 0.0  # for exploring; less than nothing when it cost more than was expected
         self._bill: _Bill | None = None  # of the probe whose cycles are not all over
+        self._dearness = 1.0  # what probes cost of late over what they were expected to
         self._turn_is_next = False  # whether pacing, not nodes, is to be looked at next
 
     @property
@@ -186,10 +189,11 @@ class MeasuredBudget:
         if other is None:
             return plan
         lost_s = num_steps * (other.seconds - other.num_tokens / decided.tokens_per_s)
+        lost_s *= self._dearness if not plan.num_nodes else 1.0  # drafters have to read first
         if lost_s > self._saved_s:
             return plan
         self._saved_s -= max(lost_s, 0.0)
-        self._bill = _Bill(num_steps + 1, max(lost_s, 0.0))
+        self._bill = _Bill(num_steps + 1, max(lost_s, 0.0), is_from_off=not plan.num_nodes)
         self._turn_is_next = not self._turn_is_next
         self._probe, self._probe_steps_left = other.plan, num_steps - 1
         return other.plan
@@ -201,6 +205,10 @@ class MeasuredBudget:
         bill.lost_s += min(cost_s, _MOST_LOST * decided.seconds)  # a prompt that was read meanwhile is no cost of it
         bill.num_cycles_left -= 1
         if not bill.num_cycles_left:
+            if bill.is_from_off and bill.charged_s > 0.0:
+                ratio = self._dearness * bill.lost_s / bill.charged_s
+                dearness = self._dearness + _DEARNESS_WEIGHT * (ratio - self._dearness)
+                self._dearness = min(max(dearness, 1.0), _MOST_DEARNESS)
             self._saved_s = max(self._saved_s + bill.charged_s - max(bill.lost_s, 0.0), -_MOST_SAVED_S)
             self._bill = None
 

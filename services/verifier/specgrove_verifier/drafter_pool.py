@@ -220,11 +220,6 @@ class DrafterPool:
             and drafter.wait_again_s <= now
         )
 
-    def usual_latency_s(self) -> float:
-        """The mean latency of the attached drafters, 0 while nothing was measured."""
-        known = [drafter.latency_s for drafter in self._drafters.values() if drafter.latency_s is not None]
-        return sum(known) / len(known) if known else 0.0
-
     def latency_s(self, numbers: Iterable[int]) -> float | None:
         """The longest usual latency among `numbers`; None while nothing was measured."""
         known = [

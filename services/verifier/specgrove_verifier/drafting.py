@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from specgrove.draft import Draft
 from specgrove.tree import TokenTree
 from specgrove_verifier.budget import Budget
+from specgrove_verifier.draft_latency import DraftLatency
 from specgrove_verifier.drafter_pool import Drafter, DrafterPool
 from specgrove_verifier.generation import Generation
 from specgrove_verifier.inbox import Arrival, Refusal
@@ -45,6 +46,8 @@ class Drafting:
         self._metrics = metrics
         self._max_wait_s = max_wait_s
         self._granted = budget.limits
+        self._waits = DraftLatency()
+        self._num_drafted = 0  # sessions that are drafted for together at present
 
     def grant(self, num_decoding: int, max_nodes: int, num_plain: int = 0) -> None:
         """Set what each of `num_decoding` sessions may be drafted once the coming step is over, `num_plain` of which
@@ -53,9 +56,9 @@ class Drafting:
         `max_nodes` is each one's share of a step: a tree that finds no room is drafted and waited for in vain.
         """
         num_drafted = num_decoding - num_plain if len(self._pool) else 0
-        self._granted = self._budget.grant(
-            num_drafted, self._pool.usual_latency_s(), max_nodes, num_decoding - num_drafted
-        )
+        wait_s = self._waits.expected_s(num_drafted)
+        self._num_drafted = num_drafted
+        self._granted = self._budget.grant(num_drafted, wait_s, max_nodes, num_decoding - num_drafted)
 
     def feature_layers(self, generations: Iterable[Generation]) -> frozenset[int]:
         """The layers whose states are wanted with the coming step's commits: none where no draft will be asked for."""
@@ -140,10 +143,13 @@ class Drafting:
         latency_s = None
         if outcome is DraftOutcome.ACCEPTED:
             latency_s = max(arrived_s - generation.committed_s, 0.0)
+            if not generation.is_first_draft:  # the first one includes the reading of the prompt
+                self._waits.observe(self._num_drafted, latency_s)
             generation.is_first_draft = False
         elif outcome is DraftOutcome.LATE and draft.base_len == generation.previous_base[0]:
             # Capped: a drafter that was stopped for a minute is not one that takes a minute.
             latency_s = min(arrived_s - generation.previous_base[1], 2 * self._max_wait_s)
+            self._waits.observe(self._num_drafted, latency_s)
         self._pool.note_answer(number, latency_s, is_in_time=(latency_s or 0.0) <= self._max_wait_s)
         self._metrics.record_draft(outcome, latency_s)
         if outcome is DraftOutcome.DIVERGENT:
