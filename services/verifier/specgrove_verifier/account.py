@@ -68,6 +68,7 @@ class Account:
         self._num_sessions = self._num_plain = 0
         self._began_s = 0.0
         self._num_tokens = self._num_answers = 0
+        self._is_pure = False  # the step of the present cycle reads no prompt
         self._means: tuple[float, ...] | None = None  # expected tokens and seconds, observed tokens and seconds
         # By manner and by the size of the batch, in powers of two; 0 is the size seen last, for those never seen.
         self._slowdown: dict[tuple[Pacing | None, int], float] = {}
@@ -114,7 +115,7 @@ class Account:
         # A cycle under trees that never came says nothing about what trees cost.
         is_as_said = not said.num_nodes or 2 * self._num_answers >= said.num_drafted
         is_alike = (num_sessions, num_plain) == (self._num_sessions, self._num_plain) and said.plan == self._plan_before
-        if is_alike and is_as_said and self._num_tokens and elapsed_s < _MOST_RATIO * said.seconds:
+        if self._is_pure and is_alike and is_as_said and self._num_tokens and elapsed_s < _MOST_RATIO * said.seconds:
             seen = (said.num_tokens, said.seconds, float(self._num_tokens), elapsed_s)
             means = self._means or seen
             self._means = tuple(mean + _ERROR_WEIGHT * (value - mean) for mean, value in zip(means, seen, strict=True))
@@ -122,12 +123,16 @@ class Account:
         cycle = Cycle(self._num_tokens, elapsed_s)
         self._plan_before, self._outlook = said.plan, outlook
         self._num_sessions, self._num_plain, self._began_s = num_sessions, num_plain, now_s
-        self._num_tokens = self._num_answers = 0
+        self._num_tokens, self._num_answers, self._is_pure = 0, 0, False
         return cycle
 
     def add_answer(self) -> None:
         """Drafters have answered for one session, with a tree or with none."""
         self._num_answers += 1
+
+    def add_pure_step(self) -> None:
+        """The step of this cycle only decodes."""
+        self._is_pure = True
 
     def add(self, num_tokens: int) -> None:
         self._num_tokens += num_tokens

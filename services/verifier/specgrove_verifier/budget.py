@@ -16,6 +16,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
+from itertools import cycle
 
 from specgrove_verifier.acceptance_curve import MAX_NODES, AcceptanceCurve
 from specgrove_verifier.account import Account, Cycle, Outlook, Pacing, Plan
@@ -29,9 +31,21 @@ _SWITCH_GAIN, _SWITCH_OFF_GAIN = 0.02, 0.005
 _EXPLORE_SHARE = 0.015  # of the time, for looking at what other grants are worth by now
 _PROBE_STEPS = 2  # after plain decoding: the first draft comes from a drafter that has to read first
 _PACING_PROBE_STEPS = 8  # the first of them only part the sessions
+_PLAIN_PROBE_STEPS = 3  # a step is only learned from after one of its kind
 _MOST_SAVED_S = 1.0  # of that time, for later; and owed
 _DEARNESS_WEIGHT, _MOST_DEARNESS = 0.3, 30.0
 _MOST_LOST = 5.0  # of a usual cycle, by one cycle of a probe
+
+
+class _Look(Enum):
+    """What a probe tries in place of the nodes that were decided on."""
+
+    SIZE = auto()
+    PACING = auto()
+    PLAIN = auto()
+
+
+_LOOKS = (_Look.SIZE, _Look.PACING, _Look.SIZE, _Look.PACING, _Look.PLAIN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +117,8 @@ class MeasuredBudget:
         self._saved_s = 0.0  # for exploring; less than nothing when it cost more than was expected
         self._bill: _Bill | None = None  # of the probe whose cycles are not all over
         self._dearness = 1.0  # what probes cost of late over what they were expected to
-        self._turn_is_next = False  # whether pacing, not nodes, is to be looked at next
+        self._looks = cycle(_LOOKS)
+        self._look = next(self._looks)  # what is to be looked at next while nodes are granted
 
     @property
     def pacing(self) -> Pacing:
@@ -127,9 +142,9 @@ class MeasuredBudget:
         decided = self._decide(outlooks)
         had_bill = self._bill is not None
         plan = self._explore(decided, outlooks)
-        cycle = self.account.begin(outlooks[plan], num_sessions + num_plain, num_plain)
+        ended = self.account.begin(outlooks[plan], num_sessions + num_plain, num_plain)
         if self._bill is not None and had_bill:
-            self._settle(self._bill, cycle, outlooks[decided])
+            self._settle(self._bill, ended, outlooks[decided])
         return DraftBudget(plan.num_nodes, self.limits.max_depth) if plan.num_nodes else NO_DRAFT
 
     def observe_answer(self, granted_nodes: int, num_nodes: int, accepted_nodes: Sequence[int]) -> None:
@@ -139,6 +154,7 @@ class MeasuredBudget:
         self._acceptance.observe(granted_nodes, num_nodes, accepted_nodes)
 
     def observe_step(self, rows: int, seconds: float) -> None:
+        self.account.add_pure_step()
         self._curve.observe(rows, seconds)
 
     def observe_tokens(self, num_tokens: int) -> None:
@@ -194,14 +210,14 @@ class MeasuredBudget:
             return plan
         self._saved_s -= max(lost_s, 0.0)
         self._bill = _Bill(num_steps + 1, max(lost_s, 0.0), is_from_off=not plan.num_nodes)
-        self._turn_is_next = not self._turn_is_next
+        self._look = next(self._looks)
         self._probe, self._probe_steps_left = other.plan, num_steps - 1
         return other.plan
 
-    def _settle(self, bill: _Bill, cycle: Cycle, decided: Outlook) -> None:
+    def _settle(self, bill: _Bill, ended: Cycle, decided: Outlook) -> None:
         """Take in what a cycle of a probe cost beside the time in which its tokens would have come anyway; pay when the
         probe is over."""
-        cost_s = cycle.seconds - cycle.num_tokens / decided.tokens_per_s
+        cost_s = ended.seconds - ended.num_tokens / decided.tokens_per_s
         bill.lost_s += min(cost_s, _MOST_LOST * decided.seconds)  # a prompt that was read meanwhile is no cost of it
         bill.num_cycles_left -= 1
         if not bill.num_cycles_left:
@@ -213,24 +229,30 @@ class MeasuredBudget:
             self._bill = None
 
     def _next_to_look_at(self, plan: Plan, outlooks: dict[Plan, Outlook]) -> tuple[Outlook | None, int]:
-        """What to try for how many steps. With nodes: the next size that could be right and the other pacing, in
-        turns. Without: the size that is nearest to paying."""
+        """What to try for how many steps. With nodes: the next size that could be right, the other pacing and plain
+        decoding, in turns. Without: the size that is nearest to paying."""
         nodes = plan.num_nodes
-        paced = [other for other in outlooks.values() if other.num_nodes == nodes and other.plan != plan]
-        if nodes and paced and self._turn_is_next:
-            return max(paced, key=lambda other: other.tokens_per_s), _PACING_PROBE_STEPS
-        sizes = [
-            other
-            for other in outlooks.values()
-            if nodes < other.num_nodes
-            and (not nodes or (other.num_nodes <= 2 * nodes and plan.pacing == other.plan.pacing))
-        ]
-        if not sizes:
-            self._turn_is_next = True
-            return None, 0
-        if nodes:
-            return max(sizes, key=lambda other: other.num_nodes), 1
-        return max(sizes, key=lambda other: other.tokens_per_s), _PROBE_STEPS
+        if not nodes:
+            drafted = [other for other in outlooks.values() if other.num_nodes]
+            return max(drafted, key=_tokens_per_s, default=None), _PROBE_STEPS
+        match self._look:
+            case _Look.PLAIN:
+                others = [other for other in outlooks.values() if not other.num_nodes]
+                num_steps = _PLAIN_PROBE_STEPS
+            case _Look.PACING:
+                others = [other for other in outlooks.values() if other.num_nodes == nodes and other.plan != plan]
+                num_steps = _PACING_PROBE_STEPS
+            case _Look.SIZE:
+                alike = [other for other in outlooks.values() if other.plan.pacing == plan.pacing]
+                larger = [other for other in alike if nodes < other.num_nodes <= 2 * nodes]
+                others, num_steps = sorted(larger, key=lambda other: other.num_nodes)[-1:], 1
+        if not others:
+            self._look = next(self._looks)
+        return max(others, key=_tokens_per_s, default=None), num_steps
+
+
+def _tokens_per_s(outlook: Outlook) -> float:
+    return outlook.tokens_per_s
 
 
 def turn_size(num_sessions: int) -> int:

@@ -89,7 +89,7 @@ def test_a_curve_measured_in_a_bad_moment_heals_and_trees_come_back() -> None:
         if nodes:
             budget.observe_answer(nodes, nodes, [1])
     assert sum(granted[:50]) < 50
-    assert all(nodes > 0 for nodes in granted[-500:])
+    assert sum(nodes > 0 for nodes in granted[-500:]) > 400, "plain steps are probes"
 
 
 def test_the_curve_takes_the_least_of_its_measurements_and_never_falls() -> None:
