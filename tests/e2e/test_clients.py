@@ -92,7 +92,7 @@ def test_generic_grpc_client_lists_and_calls_the_gateway_through_reflection(clus
     with grpc.insecure_channel(cluster.gateway_grpc_address, options=CHANNEL_OPTIONS) as channel:
         client = GenericClient(channel)
         assert {service, "grpc.health.v1.Health"} <= client.services()
-        assert client.methods(service) == {"Generate", "ListModels"}
+        assert client.methods(service) == {"Generate", "ListModels", "Tokenize", "Detokenize"}
         models = client.call(service, "ListModels", {})[0]["models"]
         assert models[0]["max_context_len"] > 0
         chat = {"chat": {"messages": _MESSAGES}, "temperature": 0, "max_tokens": 8}

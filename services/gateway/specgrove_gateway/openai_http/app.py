@@ -14,20 +14,24 @@ from specgrove.errors import SpecgroveError
 from specgrove_gateway.openai_http.endpoints import GenerationEndpoints
 from specgrove_gateway.openai_http.errors import error_response, refusal
 from specgrove_gateway.openai_http.status_endpoints import StatusEndpoints
+from specgrove_gateway.openai_http.token_endpoints import TokenEndpoints
 
 _CLIENT_CLOSED_REQUEST = 499  # nginx's number; nobody reads it
 
 
-def build_app(generation: GenerationEndpoints, status: StatusEndpoints) -> Starlette:
+def build_app(generation: GenerationEndpoints, tokens: TokenEndpoints, status: StatusEndpoints) -> Starlette:
     """The application; it owns nothing and may be served by any ASGI server."""
     return Starlette(
         routes=[
             Route("/v1/chat/completions", generation.chat_completions, methods=["POST"]),
             Route("/v1/completions", generation.completions, methods=["POST"]),
+            Route("/tokenize", tokens.tokenize, methods=["POST"]),
+            Route("/detokenize", tokens.detokenize, methods=["POST"]),
             Route("/v1/models", status.models, methods=["GET"]),
             Route("/v1/models/{model_id:path}", status.model, methods=["GET"]),
             Route("/health", status.health, methods=["GET"]),
             Route("/ready", status.ready, methods=["GET"]),
+            Route("/version", status.version, methods=["GET"]),
             Route("/metrics", status.metrics, methods=["GET"]),
         ],
         exception_handlers={

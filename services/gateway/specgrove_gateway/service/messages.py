@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from specgrove.errors import InvalidInput
 from specgrove.outcome import FinishReason, SpeculationStats
@@ -28,6 +29,7 @@ from specgrove_gateway.generation import (
     TokenPrompt,
     TokenStep,
 )
+from specgrove_gateway.tokenization import TokenizeRequest
 from specgrove_gateway.verifier_pool import VerifierInfo
 
 _FINISH_REASONS = {finish_reason_to_proto(reason): reason for reason in FinishReason}
@@ -65,17 +67,36 @@ def _prompt(message: gateway_pb2.GenerateRequest) -> tuple[Prompt, str]:
         case "prompt":
             return TextPrompt(message.prompt), "prompt"
         case "chat":
-            turns = []
-            for turn in message.chat.messages:
-                if turn.role not in ("system", "user", "assistant"):
-                    raise InvalidInput(
-                        f"chat: role {turn.role[:50]!r} is unknown; use system, user or assistant", field="chat"
-                    )
-                turns.append(ChatMessage(turn.role, turn.content))
-            return ChatPrompt(tuple(turns)), "chat"
+            return _chat(message.chat), "chat"
         case "token_ids":
             return TokenPrompt(tuple(message.token_ids.ids)), "token_ids"
     raise InvalidInput("prompt is missing: set one of prompt, chat and token_ids", field="prompt")
+
+
+def _chat(chat: gateway_pb2.ChatMessages) -> ChatPrompt:
+    for turn in chat.messages:
+        if turn.role not in ("system", "user", "assistant"):
+            raise InvalidInput(f"chat: role {turn.role[:50]!r} is unknown; use system, user or assistant", field="chat")
+    return ChatPrompt(tuple(ChatMessage(turn.role, turn.content) for turn in chat.messages))
+
+
+def tokenize_request_from_proto(message: gateway_pb2.TokenizeRequest) -> TokenizeRequest:
+    """What the client wants tokenised. Raises InvalidInput as `client_request_from_proto` does."""
+    options: dict[str, Any] = {
+        name: getattr(message, name)
+        for name in ("add_special_tokens", "add_generation_prompt")
+        if message.HasField(name)
+    }
+    options["model"] = message.model or None
+    options["return_token_strs"] = message.return_token_strs
+    match message.WhichOneof("input"):
+        case "prompt":
+            if message.HasField("add_generation_prompt"):
+                raise InvalidInput("add_generation_prompt needs a chat", field="add_generation_prompt")
+            return TokenizeRequest(TextPrompt(message.prompt), "prompt", **options)
+        case "chat":
+            return TokenizeRequest(_chat(message.chat), "chat", **options)
+    raise InvalidInput("prompt is missing: set one of prompt and chat", field="prompt")
 
 
 def event_to_proto(request: GenerationRequest, event: GenerationEvent) -> gateway_pb2.GenerateResponse:
