@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, Tag
+from pydantic import Field, Tag, WithJsonSchema
 
 from specgrove.errors import InvalidInput
 from specgrove.sampling.params import MAX_EXPANSION_LEVELS, MAX_STOP_STRINGS, SpeculationOptions
@@ -108,9 +108,25 @@ class ChatBody(_GenerationBody):
     max_completion_tokens: Number | None = None
 
 
+_PROMPT_LIST_SCHEMA = {
+    "description": "Token ids, or a list of one prompt.",
+    "type": "array",
+    "items": {
+        "anyOf": [
+            {"type": "integer", "minimum": 0},
+            {"type": "string"},
+            {"type": "array", "items": {"type": "integer", "minimum": 0}},
+        ]
+    },
+}
+
+
 class CompletionBody(_GenerationBody):
     # What is in the list is told apart by hand: a union would collect an error per token id and branch.
-    prompt: Annotated[Annotated[str, Tag(STRING)] | Annotated[list[Any], Tag(LIST)], StringOrList]
+    prompt: Annotated[
+        Annotated[str, Tag(STRING)] | Annotated[list[Any], Tag(LIST), WithJsonSchema(_PROMPT_LIST_SCHEMA)],
+        StringOrList,
+    ]
 
 
 @dataclass(frozen=True, slots=True)

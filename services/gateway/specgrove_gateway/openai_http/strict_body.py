@@ -43,8 +43,11 @@ def validated(model: type[_BodyT], body: dict[str, Any]) -> _BodyT:
     except ValidationError as error:
         problems = error.errors(include_url=False, include_context=False, include_input=False)[:_MAX_PROBLEMS_SHOWN]
         fields = [_field_name(problem["loc"], problem["type"] == "extra_forbidden") for problem in problems]
-        texts = [f"{field or 'body'}: {_text(problem)}" for field, problem in zip(fields, problems, strict=True)]
-        raise InvalidInput("; ".join(texts), field=fields[0] or None) from None
+        texts = [
+            f"{field or ('an empty name' if problem['loc'] else 'body')}: {_text(problem)}"
+            for field, problem in zip(fields, problems, strict=True)
+        ]
+        raise InvalidInput("; ".join(texts), field=fields[0] if problems[0]["loc"] else None) from None
 
 
 def _text(problem: ErrorDetails) -> str:
