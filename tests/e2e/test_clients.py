@@ -11,6 +11,7 @@ import pytest
 from google.protobuf import descriptor_pool, json_format, message_factory
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
+from specgrove.client import Client
 from specgrove_local.cluster import LocalCluster
 from support.gateway_client import CHANNEL_OPTIONS
 
@@ -56,6 +57,21 @@ def test_openai_client_completes_a_prompt_to_the_asked_length(openai_client: ope
     assert answer.choices[0].finish_reason == "length"
     assert answer.usage is not None
     assert answer.usage.completion_tokens == 8
+
+
+def test_our_own_client_gets_the_same_tokens_with_and_without_speculation(cluster: LocalCluster) -> None:
+    with Client(cluster.gateway_grpc_address) as client:
+        (model,) = client.models()
+        assert model.max_context_len > 0
+        tokens = client.tokenize(messages=_MESSAGES)
+        plain = client.generate(messages=_MESSAGES, seed=7, max_tokens=_MAX_TOKENS, speculation=False)
+        with client.stream(token_ids=tokens.token_ids, seed=7, max_tokens=_MAX_TOKENS) as stream:
+            texts = [chunk.text for chunk in stream]
+        drafted = stream.answer()
+    assert drafted.token_ids == plain.token_ids
+    assert "".join(texts) == drafted.text == plain.text != ""
+    assert drafted.usage == plain.usage
+    assert plain.stats.num_drafts == 0
 
 
 class GenericClient:

@@ -6,14 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from specgrove.errors import InvalidInput
-from specgrove.outcome import FinishReason, SpeculationStats
-from specgrove.proto.v1 import gateway_pb2, generation_pb2, verifier_pb2
+from specgrove.proto.v1 import gateway_pb2, verifier_pb2
 from specgrove.text import ChatMessage
 from specgrove.wire import (
+    finish_reason_from_proto,
     finish_reason_to_proto,
     sampling_to_proto,
     speculation_from_proto,
     speculation_to_proto,
+    stats_from_proto,
     stats_to_proto,
     stop_to_proto,
 )
@@ -32,7 +33,6 @@ from specgrove_gateway.generation import (
 from specgrove_gateway.tokenization import TokenizeRequest
 from specgrove_gateway.verifier_pool import VerifierInfo
 
-_FINISH_REASONS = {finish_reason_to_proto(reason): reason for reason in FinishReason}
 _OPTIONAL_FIELDS = (
     "temperature",
     "top_p",
@@ -137,9 +137,9 @@ def step_from_proto(message: verifier_pb2.VerifierGenerateResponse) -> TokenStep
     return TokenStep(
         token_ids=tuple(message.token_ids),
         epoch=message.epoch,
-        finish_reason=_FINISH_REASONS.get(message.finish_reason),
+        finish_reason=finish_reason_from_proto(message.finish_reason),
         stop_string=message.stop_string,
-        stats=_stats_from_proto(message.stats) if message.HasField("stats") else None,
+        stats=stats_from_proto(message.stats) if message.HasField("stats") else None,
     )
 
 
@@ -154,18 +154,4 @@ def info_from_proto(message: verifier_pb2.DescribeResponse) -> VerifierInfo:
         num_running=message.num_running,
         num_waiting=message.num_waiting,
         max_sessions=message.max_sessions,
-    )
-
-
-def _stats_from_proto(message: generation_pb2.SpeculationStats) -> SpeculationStats:
-    return SpeculationStats(
-        num_steps=message.num_steps,
-        num_drafts=message.num_drafts,
-        num_draft_tokens=message.num_draft_tokens,
-        num_accepted_tokens=message.num_accepted_tokens,
-        num_committed_tokens=message.num_committed_tokens,
-        accepted_per_pos=list(message.accepted_per_pos),
-        drafted_per_pos=list(message.drafted_per_pos),
-        prefill_s=message.prefill_s,
-        decode_s=message.decode_s,
     )
