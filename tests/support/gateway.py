@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import httpx
 import openai
@@ -42,9 +42,16 @@ class RunningGateway:
         return {name: float(value) for name, value in lines}
 
 
+class Reachable(Protocol):
+    """A verifier, real or not, that can be dialled."""
+
+    @property
+    def address(self) -> str: ...
+
+
 @asynccontextmanager
 async def running_gateway(
-    folder: Path, verifiers: Sequence[FakeVerifier], *, wait_ready: bool = True, **settings: Any
+    folder: Path, verifiers: Sequence[Reachable], *, wait_ready: bool = True, **settings: Any
 ) -> AsyncIterator[RunningGateway]:
     """A ready gateway that knows `verifiers` statically (or by Redis, if `redis_url` is among the settings)."""
     if "redis_url" not in settings:
