@@ -30,13 +30,14 @@ _CHAT_ONLY: dict[str, tuple[Any, ...]] = {
     "reasoning_effort": ("none",),
     "verbosity": ("medium",),
     "web_search_options": (),
+    "moderation": (),
     "store": (False,),
     "service_tier": ("auto", "default"),
 }
 _COMPLETION_ONLY: dict[str, tuple[Any, ...]] = {"best_of": (1,), "echo": (False,), "suffix": ("",)}
 
 # About the caller or for caches of the service; they cannot change an answer.
-HINTS = ("user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention")
+HINTS = ("user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options")
 
 CHAT_NEUTRAL = _BOTH | _CHAT_ONLY
 COMPLETION_NEUTRAL = _BOTH | _COMPLETION_ONLY
