@@ -164,7 +164,7 @@ async def test_models_version_and_tokens(client: Any, tokenizer: Tokenizer) -> N
     assert await client.version()
     tokens = await client.tokenize("Hello world")
     assert list(tokens.token_ids) == tokenizer.encode("Hello world")
-    assert tokens.token_strs[0] == tokenizer.token_text(tokens.token_ids[0])
+    assert tokens.token_strs[0] == tokenizer.token_str(tokens.token_ids[0])
     assert await client.detokenize(tokens.token_ids) == "Hello world"
     opened = await client.tokenize(messages=MESSAGES)
     closed = await client.tokenize(messages=MESSAGES, add_generation_prompt=False)
@@ -190,6 +190,7 @@ ERRORS: list[tuple[dict[str, Any], type[SpecgroveError], str]] = [
     ({"prompt": "Hi", "seed": 2**64}, InvalidInput, "seed"),
     ({"prompt": "Hi", "stop": [5]}, InvalidInput, "stop"),
     ({"prompt": "Hi", "no_such_option": 5}, InvalidInput, "no_such_option"),
+    ({"prompt": "Hi", "chat": "Hi"}, InvalidInput, "chat"),
 ]
 
 

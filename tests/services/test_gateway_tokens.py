@@ -81,7 +81,7 @@ async def test_the_answer_has_the_shape_of_vllm(gateway: RunningGateway, tokeniz
         "count": len(ids),
         "max_model_len": 256,
         "tokens": ids,
-        "token_strs": [tokenizer.token_text(token_id) for token_id in ids],
+        "token_strs": [tokenizer.token_str(token_id) for token_id in ids],
     }
     assert (await tokenize(gateway, prompt=""))["count"] == 0
     assert (await tokenize(gateway, prompt="Hello"))["token_strs"] is None

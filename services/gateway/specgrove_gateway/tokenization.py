@@ -64,7 +64,7 @@ class Tokenization:
         limits = self._builder.served_model().limits
         return Tokens(
             tuple(ids),
-            tuple(map(self._tokenizer.token_text, ids)) if request.return_token_strs else None,
+            tuple(map(self._tokenizer.token_str, ids)) if request.return_token_strs else None,
             limits.max_context_len if limits else None,
         )
 

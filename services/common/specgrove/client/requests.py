@@ -45,6 +45,9 @@ def generate_request(
     options: Mapping[str, Any],
 ) -> gateway_pb2.GenerateRequest:
     """The request. Raises InvalidInput that names the field for what no message can hold."""
+    unknown = sorted(options.keys() - GenerateOptions.__annotations__.keys())
+    if unknown:
+        raise InvalidInput(f"{unknown[0]} is no option of a generation", field=unknown[0])
     fields: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     fields.pop("timeout_s", None)
     if "stop" in fields and isinstance(fields["stop"], str):

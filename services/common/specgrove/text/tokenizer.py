@@ -95,7 +95,7 @@ class Tokenizer:
         token_id: int | None = self._backend.token_to_id(token)
         return token_id
 
-    def token_text(self, token_id: int) -> str:
+    def token_str(self, token_id: int) -> str:
         """A token as the vocabulary spells it; empty for an id without a token (a padded vocabulary)."""
         return self._backend.id_to_token(token_id) or ""
 

@@ -71,20 +71,18 @@ class GenerationEndpoints:
                 if asked.is_stream:
                     return await self._streamed(request, generation, asked.has_usage_chunk, answer, headers)
                 try:
-                    return await Answering(request.receive).unless_gone(self._whole(generation, answer, headers))
+                    whole = await Answering(request.receive).unless_gone(self._whole(generation, answer))
                 except ClientGone:
                     return Response(status_code=_CLIENT_CLOSED_REQUEST)
+                return JSONResponse(whole, headers=headers | figure_headers(whole))
 
-    async def _whole(
-        self, generation: GenerationRequest, answer: AnswerFormat, headers: dict[str, str]
-    ) -> JSONResponse:
+    async def _whole(self, generation: GenerationRequest, answer: AnswerFormat) -> Json:
         pieces: list[str] = []
         async with aclosing(self._generator.generate(generation)) as events:
             async for event in events:
                 pieces.append(event.text)
                 if isinstance(event, Finished):
-                    whole = answer.whole("".join(pieces), event)
-                    return JSONResponse(whole, headers=headers | figure_headers(event.stats))
+                    return answer.whole("".join(pieces), event)
         raise PeerUnavailable("the generation ended without a finish reason; try again")
 
     async def _streamed(

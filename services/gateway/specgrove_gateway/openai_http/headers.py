@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from specgrove.outcome import SpeculationStats
 from specgrove_gateway.generation import GenerationRequest
-from specgrove_gateway.openai_http.answers import speculation_figures
+from specgrove_gateway.openai_http.answers import Json
 
+_PREFIX = "x-specgrove-"
 # Known before the first byte, so on every answer.
 REQUEST_HEADERS = {
     "x-request-id": "The request's id, as the services' logs have it.",
@@ -33,8 +33,7 @@ def request_headers(request: GenerationRequest) -> dict[str, str]:
     }
 
 
-def figure_headers(stats: SpeculationStats) -> dict[str, str]:
-    """The speculation's figures of a whole answer, as `metrics.speculative_decoding` has them."""
-    figures = speculation_figures(stats)
-    prefix = "x-specgrove-"
-    return {name: f"{figures[name.removeprefix(prefix).replace('-', '_')]:.6g}" for name in FIGURE_HEADERS}
+def figure_headers(answer: Json) -> dict[str, str]:
+    """The speculation's figures of a whole answer, those of its `metrics.speculative_decoding`."""
+    figures: Json = answer["metrics"]["speculative_decoding"]
+    return {name: f"{figures[name.removeprefix(_PREFIX).replace('-', '_')]:.6g}" for name in FIGURE_HEADERS}
