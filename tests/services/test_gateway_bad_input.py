@@ -79,13 +79,41 @@ CHAT_CASES: list[tuple[dict[str, Any], str]] = [
     ({"stop_token_ids": [5] * 65}, "stop_token_ids"),
     ({"stop_token_ids": [9999]}, "stop_token_ids"),
     ({"stop_token_ids": [-1]}, "stop_token_ids.0"),
-    ({"n": 2}, "n"),
+    ({"n": 0}, "n"),
+    ({"n": -1}, "n"),
+    ({"n": 17}, "n"),
+    ({"n": 10**30}, "n"),
+    ({"n": "2"}, "n"),
+    ({"n": 1.5}, "n"),
     ({"n": True}, "n"),
-    ({"presence_penalty": 0.5}, "presence_penalty"),
-    ({"frequency_penalty": 0.5}, "frequency_penalty"),
-    ({"logprobs": True}, "logprobs"),
+    ({"presence_penalty": 2.5}, "presence_penalty"),
+    ({"presence_penalty": "1"}, "presence_penalty"),
+    ({"frequency_penalty": -2.5}, "frequency_penalty"),
+    ({"frequency_penalty": True}, "frequency_penalty"),
+    ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"repetition_penalty": -1}, "repetition_penalty"),
+    ({"repetition_penalty": "x"}, "repetition_penalty"),
+    ({"logprobs": 3}, "logprobs"),
     ({"top_logprobs": 3}, "top_logprobs"),
-    ({"logit_bias": {"5": 10}}, "logit_bias"),
+    ({"logprobs": False, "top_logprobs": 3}, "top_logprobs"),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+    ({"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
+    ({"logprobs": True, "top_logprobs": 2**40}, "top_logprobs"),
+    ({"logprobs": True, "top_logprobs": "3"}, "top_logprobs"),
+    ({"echo": True}, "echo"),
+    ({"logit_bias": {"5": 101}}, "logit_bias"),
+    ({"logit_bias": {"5": -100.5}}, "logit_bias"),
+    ({"logit_bias": {"9999": 1}}, "logit_bias"),
+    ({"logit_bias": {"9" * 400: 1}}, "logit_bias"),
+    ({"logit_bias": {"5": 10**400}}, "logit_bias"),
+    ({"logit_bias": {"-1": 1}}, "logit_bias"),
+    ({"logit_bias": {"05": 1}}, "logit_bias"),
+    ({"logit_bias": {"oak": 1}}, "logit_bias"),
+    ({"logit_bias": {"5": "1"}}, "logit_bias"),
+    ({"logit_bias": {"5": True}}, "logit_bias"),
+    ({"logit_bias": {"5": None}}, "logit_bias"),
+    ({"logit_bias": [5, 1]}, "logit_bias"),
+    ({"logit_bias": {str(n): 1 for n in range(301)}}, "logit_bias"),
     ({"response_format": {"type": "json_object"}}, "response_format"),
     ({"tools": [{"type": "function"}]}, "tools"),
     ({"tool_choice": "required"}, "tool_choice"),
@@ -164,6 +192,30 @@ async def test_completions_name_a_wrong_prompt(gateway: RunningGateway, prompt: 
     response = await gateway.complete(prompt)
     assert response.status_code == 400
     assert response.json()["error"]["param"] == "prompt"
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({"logprobs": 6}, "logprobs"),
+        ({"logprobs": -1}, "logprobs"),
+        ({"logprobs": True}, "logprobs"),
+        ({"logprobs": "2"}, "logprobs"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"echo": 1}, "echo"),
+        ({"n": -3}, "n"),
+        ({"best_of": 2}, "best_of"),
+        ({"n": 2, "best_of": 3}, "best_of"),
+        ({"n": 2, "best_of": 1}, "best_of"),
+        ({"best_of": -(10**30)}, "best_of"),
+        ({"echo": True, "max_tokens": 0}, "max_tokens"),
+    ],
+)
+async def test_completions_name_the_wrong_field(gateway: RunningGateway, fields: dict[str, Any], name: str) -> None:
+    response = await gateway.complete(**fields)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == name
+    assert name in response.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("prompt", [["Hello"], [[5, 6]], [5, 6], "Hello"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from specgrove.sampling.rules import Rule
 from specgrove.sampling.target_choice import process_logits
 from support.engine_stand import InProcessDrafter, random_trees, running_stand
 from support.lawful_drafts import flat_law, lawful_drafter, skewed_law
+from support.penalty_reference import adjusted_by_hand
 from support.tiny_models import own_logits, own_model, write_tiny_model
 
 VOCAB_SIZE = 8
@@ -28,7 +30,9 @@ def _pair_law(folder: Path, sampling: SamplingParams, forbidden: int | None = No
     own = own_model(folder)
 
     def law_after(tokens: list[int]) -> torch.Tensor:
-        logits = own_logits(own, tokens)[-1:].clone()
+        raw = own_logits(own, tokens)[-1].numpy()
+        output = tokens[len(PROMPT) :]
+        logits = torch.from_numpy(adjusted_by_hand(raw, sampling, PROMPT, output))[None]
         if forbidden is not None:
             logits[:, forbidden] = float("-inf")
         return process_logits(logits, sampling).softmax(-1)[0]
@@ -61,6 +65,13 @@ CASES = [
 CUT_KINDS = ("random", "two members")
 WHOLE = SamplingParams(temperature=1.0)
 CUT = SamplingParams(temperature=0.8, top_k=6, top_p=0.95)
+PENALISED = SamplingParams(
+    temperature=1.2,
+    repetition_penalty=1.5,
+    presence_penalty=0.5,
+    frequency_penalty=0.8,
+    logit_bias=((2, 1.5), (4, -0.5)),
+)
 
 
 @pytest.mark.parametrize(
@@ -68,6 +79,7 @@ CUT = SamplingParams(temperature=0.8, top_k=6, top_p=0.95)
     [
         *[pytest.param(rule, kind, WHOLE, id=f"{rule}-{kind}") for rule, kind in CASES],
         *[pytest.param(rule, kind, CUT, id=f"{rule}-{kind}-cut") for rule, kind in CASES if kind in CUT_KINDS],
+        *[pytest.param(rule, kind, PENALISED, id=f"{rule}-{kind}-pen") for rule, kind in CASES if kind in CUT_KINDS],
     ],
 )
 def test_sampled_pairs_have_the_law_of_the_target(
@@ -106,7 +118,7 @@ def _sample_pairs(
             stand.start(
                 PROMPT,
                 3,
-                sampling=SamplingParams(sampling.temperature, sampling.top_p, sampling.top_k, seed=seed),
+                sampling=replace(sampling, seed=seed),
                 speculation=SpeculationOptions(rule=rule),
                 **stop,
             )

@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 
 from specgrove.base_hash import EMPTY_HASH, extend_hash
 from specgrove.draft import Draft
-from specgrove.outcome import FinishReason, SpeculationStats
+from specgrove.outcome import FinishReason, SpeculationStats, TokenLogprobs
 from specgrove.runtime.loading import LoadedModel
 from specgrove.tree import TokenTree, TreeBuilder
 from specgrove_verifier.admission import Admission
@@ -40,6 +40,8 @@ class Answer:
     finish_reason: FinishReason | None = None
     stop_string: str = ""
     stats: SpeculationStats = field(default_factory=SpeculationStats)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
 
     @property
     def token_ids(self) -> list[int]:
@@ -64,6 +66,8 @@ class Running:
         output = self._outputs.get(timeout=timeout_s)
         if output.error is not None:
             raise output.error
+        self._answer.logprobs += output.logprobs
+        self._answer.prompt_logprobs += output.prompt_logprobs
         if output.token_ids:
             self._answer.steps.append(output.token_ids)
         if output.finish_reason is not None:

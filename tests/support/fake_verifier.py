@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from specgrove.errors import PeerUnavailable, SpecgroveError
+from specgrove.outcome import TokenLogprobs
 from specgrove.proto.v1 import generation_pb2, verifier_pb2, verifier_pb2_grpc
 from specgrove.rpc import GrpcServer
 from specgrove.text import OutputText, Tokenizer
-from specgrove.wire import stop_from_proto
+from specgrove.wire import logprobs_to_proto, stop_from_proto
 
 SERVICE_NAME = "specgrove.proto.v1.VerifierService"
 Script = Callable[[Sequence[int], int], Sequence[int]]  # (prompt ids, seed) -> all ids the model would ever write
@@ -83,6 +84,17 @@ class FakeVerifier(verifier_pb2_grpc.VerifierServiceServicer):
             self.cancelled.set()
             raise
 
+    def _score(self, request: Any, message: Any, *, is_first: bool) -> None:
+        if not request.HasField("top_logprobs"):
+            return
+
+        def scored(token_ids: Sequence[int]) -> list[generation_pb2.TokenLogprobs]:
+            return logprobs_to_proto(fake_logprobs(token_ids, request.top_logprobs, self.tokenizer.vocab_size))
+
+        message.logprobs.extend(scored(message.token_ids))
+        if request.prompt_logprobs and is_first:
+            message.prompt_logprobs.extend(scored(request.prompt_token_ids[1:]))
+
     async def _play(self, request: Any) -> AsyncIterator[verifier_pb2.VerifierGenerateResponse]:
         stop = stop_from_proto(request.stop)
         text = OutputText(self.tokenizer, stop.stop_strings, stop.min_tokens)
@@ -110,6 +122,7 @@ class FakeVerifier(verifier_pb2_grpc.VerifierServiceServicer):
             if self.behaviour.die_after is not None and num_sent >= self.behaviour.die_after:
                 raise PeerUnavailable("the fake verifier died")
             message = verifier_pb2.VerifierGenerateResponse(epoch=epoch, token_ids=step, finish_reason=finish)
+            self._score(request, message, is_first=num_sent == 0)
             if finish:
                 message.stop_string = text.match.stop_string if text.match else ""
                 message.stats.CopyFrom(_stats(text.num_tokens))
@@ -118,6 +131,14 @@ class FakeVerifier(verifier_pb2_grpc.VerifierServiceServicer):
             yield message
             if finish:
                 return
+
+
+def fake_logprobs(token_ids: Sequence[int], num_top: int, vocab_size: int) -> list[TokenLogprobs]:
+    """What the fake thinks of tokens, exact in float32; the token that came is the second likeliest."""
+    return [
+        TokenLogprobs(-1.0, tuple(((token_id + 1 - n) % vocab_size, -n / 1.0) for n in range(num_top)))
+        for token_id in token_ids
+    ]
 
 
 def _stats(num_tokens: int) -> generation_pb2.SpeculationStats:

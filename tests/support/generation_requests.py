@@ -21,6 +21,8 @@ def make_request(
     session_id: str = "session",
     epoch: int = 1,
     priority: int = 0,
+    top_logprobs: int | None = None,
+    wants_prompt_logprobs: bool = False,
     **stop: Any,
 ) -> GenerationRequest:
     return GenerationRequest(
@@ -33,4 +35,6 @@ def make_request(
         StopConditions(max_tokens, **{"ignore_eos": True, **stop}),
         speculation,
         priority,
+        top_logprobs,
+        wants_prompt_logprobs,
     )

@@ -89,6 +89,7 @@ class TinyVerifier:
     vocab_hash: str
     stub: verifier_pb2_grpc.VerifierServiceStub
     address: str
+    server: GrpcServer
 
     @property
     def num_forwards(self) -> int:
@@ -119,7 +120,9 @@ class TinyVerifier:
 
 
 @asynccontextmanager
-async def running_verifier(loaded: LoadedModel, **settings: Any) -> AsyncIterator[TinyVerifier]:
+async def running_verifier(
+    loaded: LoadedModel, verifier_id: str = "tiny-verifier", **settings: Any
+) -> AsyncIterator[TinyVerifier]:
     """The service as its `__main__` builds it, without Redis and without a metrics port."""
     config = VerifierConfig(
         model=loaded.source,
@@ -136,7 +139,7 @@ async def running_verifier(loaded: LoadedModel, **settings: Any) -> AsyncIterato
     target = read_tokenizer(Path(loaded.source), loaded.vocab_size)
     engine = build_engine(config, loaded, registry)
     identity = Identity(
-        verifier_id="tiny-verifier",
+        verifier_id=verifier_id,
         incarnation="1",
         model_name=MODEL_NAME,
         vocab_hash=target.vocab_hash,
@@ -154,7 +157,7 @@ async def running_verifier(loaded: LoadedModel, **settings: Any) -> AsyncIterato
     channel = open_channel(f"127.0.0.1:{port}")
     try:
         stub = verifier_pb2_grpc.VerifierServiceStub(channel)
-        yield TinyVerifier(engine, service, registry, target.vocab_hash, stub, f"127.0.0.1:{port}")
+        yield TinyVerifier(engine, service, registry, target.vocab_hash, stub, f"127.0.0.1:{port}", server)
     finally:
         await channel.close()
         await server.stop(0.0)

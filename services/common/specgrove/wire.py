@@ -5,14 +5,20 @@ Everything that comes from the wire is checked here; what fails raises `InvalidI
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from specgrove.draft import ChildLaw, Draft
 from specgrove.draft_laws import MAX_LAW_LEN
 from specgrove.errors import InvalidInput
-from specgrove.outcome import FinishReason, SpeculationStats
+from specgrove.outcome import FinishReason, SpeculationStats, TokenLogprobs
 from specgrove.proto.v1 import generation_pb2, speculation_pb2
-from specgrove.sampling.params import MAX_EXPANSION_LEVELS, SamplingParams, SpeculationOptions, StopConditions
+from specgrove.sampling.params import (
+    MAX_EXPANSION_LEVELS,
+    SamplingParams,
+    SpeculationOptions,
+    StopConditions,
+    check_num_biases,
+)
 from specgrove.sampling.rules import Rule
 from specgrove.tree import TokenTree
 
@@ -21,12 +27,31 @@ PROTOCOL_VERSION = 1
 
 def sampling_to_proto(params: SamplingParams) -> generation_pb2.SamplingParams:
     return generation_pb2.SamplingParams(
-        temperature=params.temperature, top_p=params.top_p, top_k=params.top_k, min_p=params.min_p, seed=params.seed
+        temperature=params.temperature,
+        top_p=params.top_p,
+        top_k=params.top_k,
+        min_p=params.min_p,
+        seed=params.seed,
+        repetition_penalty=params.repetition_penalty,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        logit_bias=dict(params.logit_bias),
     )
 
 
 def sampling_from_proto(message: generation_pb2.SamplingParams) -> SamplingParams:
-    return SamplingParams(message.temperature, message.top_p, message.top_k, message.min_p, message.seed)
+    check_num_biases(len(message.logit_bias))
+    return SamplingParams(
+        message.temperature,
+        message.top_p,
+        message.top_k,
+        message.min_p,
+        message.seed,
+        message.repetition_penalty if message.HasField("repetition_penalty") else 1.0,
+        message.presence_penalty,
+        message.frequency_penalty,
+        tuple(sorted(message.logit_bias.items())),
+    )
 
 
 def stop_to_proto(stop: StopConditions) -> generation_pb2.StopConditions:
@@ -144,6 +169,24 @@ def tree_from_proto(
     """The tree of `message` under `root_token_id`; raises what `Draft.to_tree` raises."""
     return draft_from_proto(message, max_nodes=max_nodes).to_tree(
         root_token_id, vocab_size=vocab_size, max_nodes=max_nodes, max_depth=max_depth
+    )
+
+
+def logprobs_to_proto(logprobs: Sequence[TokenLogprobs]) -> list[generation_pb2.TokenLogprobs]:
+    return [
+        generation_pb2.TokenLogprobs(
+            logprob=token.logprob,
+            top_token_ids=[token_id for token_id, _ in token.top],
+            top_logprobs=[logprob for _, logprob in token.top],
+        )
+        for token in logprobs
+    ]
+
+
+def logprobs_from_proto(messages: Iterable[generation_pb2.TokenLogprobs]) -> tuple[TokenLogprobs, ...]:
+    return tuple(
+        TokenLogprobs(message.logprob, tuple(zip(message.top_token_ids, message.top_logprobs, strict=False)))
+        for message in messages
     )
 
 

@@ -17,6 +17,7 @@ from specgrove.session import PodRegistry, Redis, SessionStore, connect
 from specgrove.telemetry import configure_logging, new_registry
 from specgrove.text import Tokenizer
 from specgrove_gateway.admission import Admission
+from specgrove_gateway.choices import ChoiceGenerator
 from specgrove_gateway.config import GatewayConfig
 from specgrove_gateway.generator import Generator
 from specgrove_gateway.metrics import GatewayMetrics
@@ -79,17 +80,17 @@ async def running(config: GatewayConfig) -> AsyncIterator[Ports]:
     metrics.num_requests_running.set_function(lambda: admission.num_running)
     metrics.num_requests_waiting.set_function(lambda: admission.num_waiting)
     metrics.verifiers_healthy.set_function(lambda: len(pool.healthy))
-    generator = Generator(tokenizer, router, admission, metrics)
+    choices = ChoiceGenerator(Generator(tokenizer, router, admission, metrics), admission)
     builder = RequestBuilder(tokenizer, config.model_name, pool.limits)
     tokenization = Tokenization(tokenizer, builder)
 
     # Read a little more than is accepted: the servicer's refusal names the field, gRPC's own does not.
     grpc_server = GrpcServer(config.host, config.grpc_port, max_message_bytes=16 * config.max_body_bytes)
     grpc_server.set_serving(False)  # until a verifier answers
-    servicer = GatewayServicer(builder, generator, tokenization, metrics, config.max_body_bytes)
+    servicer = GatewayServicer(builder, choices, tokenization, metrics, config.max_body_bytes)
     grpc_server.add(servicer, add_gateway_servicer, GATEWAY_SERVICE_NAME)
     generation = GenerationEndpoints(
-        builder, generator, admission, metrics, max_body_bytes=config.max_body_bytes, heartbeat_s=config.heartbeat_s
+        builder, choices, admission, metrics, max_body_bytes=config.max_body_bytes, heartbeat_s=config.heartbeat_s
     )
     tokens = TokenEndpoints(tokenization, admission, metrics, max_body_bytes=config.max_body_bytes)
     status = StatusEndpoints(builder, registry, lambda: pool.is_ready and not grpc_server.is_draining, time.time())

@@ -16,7 +16,9 @@ class Admission:
     """First come, first served. `num_running` and `num_waiting` are the current counts."""
 
     def __init__(self, max_running: int, max_waiting: int, max_wait_s: float) -> None:
+        self.max_running = max_running
         self._slots = asyncio.Semaphore(max_running)
+        self._gathering = asyncio.Lock()
         self._max_waiting = max_waiting
         self._max_arriving = max_running + max_waiting
         self._max_wait_s = max_wait_s
@@ -39,23 +41,43 @@ class Admission:
             self.num_arriving -= 1
 
     @asynccontextmanager
-    async def slot(self) -> AsyncIterator[None]:
-        """Hold a slot for the block. Raises Overloaded when the queue is full or the wait was too long."""
-        await self._enter()
-        self.num_running += 1
+    async def slot(self, count: int = 1) -> AsyncIterator[None]:
+        """Hold a slot, or `count` of them, for the block. Raises Overloaded when the queue is full or the wait was too
+        long."""
+        await self._enter(count)
+        self.num_running += count
         try:
             yield
         finally:
-            self.num_running -= 1
+            self.num_running -= count
+            self._release(count)
+
+    def _release(self, count: int) -> None:
+        for _ in range(count):
             self._slots.release()
 
-    async def _enter(self) -> None:
-        if self._slots.locked() and self.num_waiting >= self._max_waiting:
+    async def _acquire(self, count: int) -> None:
+        if count == 1:
+            await self._slots.acquire()
+            return
+        num_held = 0
+        try:
+            async with self._gathering:  # two that gather at once could each hold what the other lacks
+                while num_held < count:
+                    await self._slots.acquire()
+                    num_held += 1
+        except BaseException:
+            self._release(num_held)
+            raise
+
+    async def _enter(self, count: int) -> None:
+        is_full = self._slots.locked() or self.max_running - self.num_running < count
+        if is_full and self.num_waiting >= self._max_waiting:
             raise Overloaded("all slots are taken and the queue is full; try again later", retry_after_s=1.0)
         self.num_waiting += 1
         try:
-            async with asyncio.timeout(self._max_wait_s if self._slots.locked() else None):
-                await self._slots.acquire()
+            async with asyncio.timeout(self._max_wait_s if is_full else None):
+                await self._acquire(count)
         except TimeoutError as error:
             raise Overloaded(
                 f"no slot became free within {self._max_wait_s:g} s; try again later", retry_after_s=self._max_wait_s

@@ -7,11 +7,13 @@ gRPC msg  ─┘    (as spelled)     (checked, ids)                       └─
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import uuid
+from dataclasses import dataclass, field, replace
 
-from specgrove.outcome import FinishReason, SpeculationStats
-from specgrove.sampling.params import SamplingParams, SpeculationOptions, StopConditions
-from specgrove.text import ChatMessage
+from specgrove.outcome import FinishReason, SpeculationStats, TokenLogprobs
+from specgrove.sampling.params import MAX_TOP_LOGPROBS, SamplingParams, SpeculationOptions, StopConditions
+from specgrove.sampling.seeds import choice_seed
+from specgrove.text import ChatMessage, TokenText
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,22 @@ class ClientRequest:
     stop_token_ids: tuple[int, ...] = ()
     speculation: SpeculationOptions = field(default_factory=SpeculationOptions)
     priority: int = 0  # the lower goes first
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, bias)
+    top_logprobs: int | None = None  # None = no logprobs
+    top_logprobs_field: str = "top_logprobs"
+    max_top_logprobs: int = MAX_TOP_LOGPROBS
+    echo: bool = False
+    n: int | None = None
+
+
+@dataclass(slots=True)
+class Company:
+    """Where the choices of one request run: the others follow the first to the verifier that has read the prompt."""
+
+    verifier_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +91,29 @@ class GenerationRequest:
     speculation: SpeculationOptions
     priority: int = 0
     is_new_session: bool = False  # the client named none: nobody can hold it yet
+    top_logprobs: int | None = None  # None = no logprobs
+    echo_text: str | None = None  # the prompt as the answer begins with it; None = it does not
+    num_choices: int = 1
+    choice_index: int = 0
+    company: Company | None = None  # None = one choice, which goes wherever it likes
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """The first choice asks for all of them."""
+        return self.echo_text is not None and self.top_logprobs is not None and self.choice_index == 0
+
+    def choice(self, index: int) -> GenerationRequest:
+        """The generation of one choice. The first keeps ids and seed, so that it says what it says alone."""
+        if index == 0:
+            return self
+        return replace(
+            self,
+            request_id=f"{self.request_id}-{index}",
+            session_id=uuid.uuid4().hex,  # a session runs one generation at a time
+            sampling=replace(self.sampling, seed=choice_seed(self.sampling.seed, index)),
+            is_new_session=True,
+            choice_index=index,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +125,8 @@ class TokenStep:
     finish_reason: FinishReason | None = None
     stop_string: str = ""
     stats: SpeculationStats | None = None
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # on the first step: of the prompt from its second token
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +138,31 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
+class ScoredToken:
+    """A token with what the target thought of it."""
+
+    token: TokenText
+    text_offset: int  # in characters: where its text begins in the whole, before a stop string cut it
+    logprob: float | None  # None for the first token of a prompt
+    top: tuple[tuple[TokenText, float], ...] = ()  # the likeliest, in order
+
+
+@dataclass(frozen=True, slots=True)
+class Echo:
+    """The prompt, before everything else, for clients that want it back."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[ScoredToken, ...] = ()  # of `token_ids`, where they were asked for
+
+
+@dataclass(frozen=True, slots=True)
 class Delta:
     """Something new: committed ids, and the text that became final with them (may be empty)."""
 
     text: str
     token_ids: tuple[int, ...]
+    logprobs: tuple[ScoredToken, ...] = ()  # of `token_ids`, where they were asked for: text may come later
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +174,15 @@ class Finished:
     finish_reason: FinishReason
     usage: Usage
     stats: SpeculationStats
+    logprobs: tuple[ScoredToken, ...] = ()
 
 
-GenerationEvent = Delta | Finished
+GenerationEvent = Echo | Delta | Finished
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceEvent:
+    """An event of one of a request's choices."""
+
+    index: int
+    event: GenerationEvent

@@ -9,9 +9,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from specgrove.errors import ContextTooLong, InvalidInput, ModelNotFound, PeerUnavailable
-from specgrove.sampling.params import SamplingParams, StopConditions
+from specgrove.sampling.params import MAX_CHOICES, SamplingParams, StopConditions
 from specgrove.text import Tokenizer
-from specgrove_gateway.generation import ChatPrompt, ClientRequest, GenerationRequest, Prompt, TextPrompt, TokenPrompt
+from specgrove_gateway.generation import (
+    ChatPrompt,
+    ClientRequest,
+    Company,
+    GenerationRequest,
+    Prompt,
+    TextPrompt,
+    TokenPrompt,
+)
 from specgrove_gateway.prompt_reader import PromptReader
 
 _SEED_BITS = 53  # a drawn seed survives a JSON reader that keeps numbers as doubles
@@ -39,6 +47,7 @@ class RequestBuilder:
     """Builds checked requests. `limits` gives the current limits or raises PeerUnavailable."""
 
     def __init__(self, tokenizer: Tokenizer, model_name: str, limits: Callable[[], ModelLimits]) -> None:
+        self._tokenizer = tokenizer
         self._reader = PromptReader(tokenizer)
         self._model_name = model_name
         self._limits = limits
@@ -51,10 +60,13 @@ class RequestBuilder:
         sampling = _sampling(client)
         _refuse_empty(client)
         _priority(client)
+        _check_top_logprobs(client)
+        num_choices = _num_choices(client)
         # Conditions that need no token count are checked before the prompt is tokenised.
         _stop_conditions(client, max_tokens=_asked_max_tokens(client) or max(1, client.min_tokens or 0))
         limits = self._limits()
         check_ids(client.stop_token_ids, limits.vocab_size, "stop_token_ids")
+        check_ids(tuple(token_id for token_id, _ in client.logit_bias), limits.vocab_size, "logit_bias")
         prompt_token_ids = await self._prompt_ids(client)
         max_tokens = _max_tokens(client, len(prompt_token_ids), limits.max_context_len)
         check_ids(prompt_token_ids, limits.vocab_size, client.prompt_field)  # no more of them than the context holds
@@ -67,6 +79,10 @@ class RequestBuilder:
             speculation=client.speculation,
             priority=_priority(client),
             is_new_session=not client.session_id,
+            top_logprobs=client.top_logprobs,
+            echo_text=self._echo_text(client, prompt_token_ids),
+            num_choices=num_choices,
+            company=Company() if num_choices > 1 else None,
         )
 
     def check_model(self, model: str) -> None:
@@ -90,6 +106,17 @@ class RequestBuilder:
         if not ids:
             raise InvalidInput(_empty_message(client), field=client.prompt_field)
         return tuple(ids)
+
+    def _echo_text(self, client: ClientRequest, prompt_token_ids: tuple[int, ...]) -> str | None:
+        if not client.echo:
+            return None
+        match client.prompt:
+            case TextPrompt(text):
+                return text
+            case TokenPrompt():
+                return self._tokenizer.decode(prompt_token_ids)
+            case ChatPrompt():
+                raise InvalidInput("echo is for prompts; a chat has none to show", field="echo")
 
 
 def _is_empty(prompt: Prompt) -> bool:
@@ -134,7 +161,25 @@ def _sampling(client: ClientRequest) -> SamplingParams:
         top_k=client.top_k or 0,
         min_p=client.min_p or 0.0,
         seed=secrets.randbits(_SEED_BITS) if client.seed is None else client.seed,
+        repetition_penalty=1.0 if client.repetition_penalty is None else client.repetition_penalty,
+        presence_penalty=client.presence_penalty or 0.0,
+        frequency_penalty=client.frequency_penalty or 0.0,
+        logit_bias=client.logit_bias,
     )
+
+
+def _check_top_logprobs(client: ClientRequest) -> None:
+    name, limit = client.top_logprobs_field, client.max_top_logprobs
+    if client.top_logprobs is not None and not 0 <= client.top_logprobs <= limit:
+        raise InvalidInput(f"{name} must be between 0 and {limit}, got {client.top_logprobs}", field=name)
+
+
+def _num_choices(client: ClientRequest) -> int:
+    if client.n is None:
+        return 1
+    if not 1 <= client.n <= MAX_CHOICES:
+        raise InvalidInput(f"n must be between 1 and {MAX_CHOICES}, got {client.n}", field="n")
+    return client.n
 
 
 def _asked_max_tokens(client: ClientRequest) -> int | None:

@@ -116,13 +116,16 @@ class Router:
         raise PeerUnavailable(f"verifier {verifier.address} ended the stream without a finish reason")
 
     async def _place(self, request: GenerationRequest, full: set[str]) -> Verifier:
-        sticky_id = None
-        if not request.is_new_session:
+        company = request.company
+        sticky_id = company.verifier_id if company is not None else None
+        if sticky_id is None and not request.is_new_session:
             sticky_id = await self._placements.sticky_verifier(request.session_id)
         give_up_at = time.monotonic() + self._failover_wait_s
         while True:
             verifier = self._pool.choose(sticky_id, full)
             if verifier is not None:
+                if company is not None and request.choice_index == 0 and verifier.info is not None:
+                    company.verifier_id = verifier.info.verifier_id
                 return verifier
             if full:
                 raise Overloaded("every verifier is full; try again later", retry_after_s=1.0)

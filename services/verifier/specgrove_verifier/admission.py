@@ -67,6 +67,7 @@ class Admission:
             ("prompt_token_ids", request.prompt_token_ids),
             ("committed_token_ids", request.committed_token_ids),
             ("stop_token_ids", request.stop.stop_token_ids),
+            ("logit_bias", [token_id for token_id, _ in request.sampling.logit_bias]),
         ):
             worst = max(token_ids, default=0)
             if worst >= facts.vocab_size:

@@ -14,10 +14,11 @@ import math
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 
 from specgrove.draft import Draft
 from specgrove.errors import Overloaded, SpecgroveError
-from specgrove.outcome import FinishReason
+from specgrove.outcome import FinishReason, TokenLogprobs
 from specgrove.runtime.forward import PackedForward
 from specgrove.runtime.kv_cache import KVCache
 from specgrove.sampling.verification import Verdict
@@ -29,6 +30,7 @@ from specgrove_verifier.features import FeatureSource, TargetOutputs
 from specgrove_verifier.generation import Generation, StepOutput
 from specgrove_verifier.inbox import EngineInbox, Refusal
 from specgrove_verifier.joint_verdicts import reach_verdicts
+from specgrove_verifier.logprobs import kept_logprobs, score_prompts, take_prompt_logprobs
 from specgrove_verifier.metrics import EngineMetrics
 from specgrove_verifier.open_load import RefusalReason
 from specgrove_verifier.scheduler import Scheduled, Scheduler
@@ -160,6 +162,7 @@ class Engine:
         outputs = self._features.run(self._forward, [scheduled.rows() for scheduled in batch], wanted_layers)
         self._forward.wait()
         ran = time.monotonic()
+        outputs = score_prompts(batch, outputs)
         first = 0
         verdicts = reach_verdicts(batch, outputs.logits, self._forward.kernels)
         for scheduled, verdict in zip(batch, verdicts, strict=True):
@@ -185,15 +188,16 @@ class Engine:
         self._record(generation, scheduled, kept, counted)
         if scheduled.tree is not None:
             self._drafting.credit(generation, tree, counted)
+        logprobs = kept_logprobs(generation, outputs.logits, (ROOT, *accepted), kept)
         generation.append(kept)
         root_row = scheduled.num_chain - 1
         self._scheduler.keep(generation, [*range(scheduled.num_chain), *(root_row + node for node in counted)])
         if finish_reason is None:
             generation.features = outputs.features_at(accepted[-1] if accepted else ROOT)
             self._drafting.ask_for_next(generation, kept)
-            generation.listener(StepOutput(kept))
+            generation.listener(StepOutput(kept, logprobs=logprobs, prompt_logprobs=take_prompt_logprobs(generation)))
         else:
-            self._finish(generation, kept, finish_reason)
+            self._finish(generation, kept, logprobs, finish_reason)
 
     def _record(
         self, generation: Generation, scheduled: Scheduled, kept: Sequence[int], accepted_nodes: Sequence[int]
@@ -218,10 +222,13 @@ class Engine:
         self._budget.observe_tokens(len(kept))
         self._metrics.record_commit(num_nodes, len(accepted_nodes), len(kept), generation.rule)
 
-    def _finish(self, generation: Generation, kept: tuple[int, ...], reason: FinishReason) -> None:
+    def _finish(
+        self, generation: Generation, kept: tuple[int, ...], logprobs: tuple[TokenLogprobs, ...], reason: FinishReason
+    ) -> None:
         self._forget(generation, str(reason))
         self._metrics.record_finish(str(reason))
-        generation.listener(StepOutput(kept, reason, generation.checker.stop_string, generation.stats))
+        output = StepOutput(kept, reason, generation.checker.stop_string, generation.stats, logprobs=logprobs)
+        generation.listener(replace(output, prompt_logprobs=take_prompt_logprobs(generation)))
 
     # -- news from outside -------------------------------------------------------------------------------------------
 

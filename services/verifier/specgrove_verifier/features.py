@@ -54,6 +54,11 @@ class TargetOutputs:
         states = None if self.states is None else self.states[first:last]
         return TargetOutputs(self.logits[first:last], self.layers, states)
 
+    def without(self, rows: Collection[int]) -> TargetOutputs:
+        """All rows but these."""
+        kept = [row for row in range(len(self.logits)) if row not in rows]
+        return TargetOutputs(self.logits[kept], self.layers, None if self.states is None else self.states[kept])
+
     def features_at(self, row: int) -> KeptFeatures | None:
         """The features of one row; None when nobody wanted any."""
         if self.states is None:

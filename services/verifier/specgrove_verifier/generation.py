@@ -10,11 +10,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from specgrove.base_hash import EMPTY_HASH, extend_hash
-from specgrove.errors import SpecgroveError
-from specgrove.outcome import FinishReason, SpeculationStats
+from specgrove.errors import InvalidInput, SpecgroveError
+from specgrove.outcome import FinishReason, SpeculationStats, TokenLogprobs
 from specgrove.runtime.kv_cache import CachedSequence
+from specgrove.sampling.adjustments import LogitAdjuster
 from specgrove.sampling.noise import NoiseRows
-from specgrove.sampling.params import SamplingParams, SpeculationOptions, StopConditions
+from specgrove.sampling.params import MAX_TOP_LOGPROBS, SamplingParams, SpeculationOptions, StopConditions
 from specgrove.sampling.rules import Rule
 from specgrove_verifier.features import KeptFeatures
 from specgrove_verifier.mailbox import Base, DraftMailbox
@@ -34,6 +35,14 @@ class GenerationRequest:
     stop: StopConditions
     speculation: SpeculationOptions
     priority: int = 0  # the lower goes first
+    top_logprobs: int | None = None  # None = no logprobs are wanted
+    wants_prompt_logprobs: bool = False
+
+    def __post_init__(self) -> None:
+        if self.top_logprobs is not None and not 0 <= self.top_logprobs <= MAX_TOP_LOGPROBS:
+            raise InvalidInput(
+                f"top_logprobs must be between 0 and {MAX_TOP_LOGPROBS}, got {self.top_logprobs}", field="top_logprobs"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +54,8 @@ class StepOutput:
     stop_string: str = ""
     stats: SpeculationStats | None = None
     error: SpecgroveError | None = None
+    logprobs: tuple[TokenLogprobs, ...] = ()  # of `token_ids`, where they were asked for
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # on the first output: of the prompt from its second token
 
     @property
     def is_last(self) -> bool:
@@ -77,6 +88,10 @@ class Generation:
         self.mailbox = mailbox
         self.listener = listener
         self.tokens = [*request.prompt_token_ids, *request.committed_token_ids]
+        # Of the prompt's tokens from the second, as far as they are known; sent and forgotten with the first output.
+        self.prompt_logprobs: list[TokenLogprobs] = []
+        self.num_unscored = self.prompt_len - 1 if request.wants_prompt_logprobs else 0
+        self.adjuster = LogitAdjuster.of(request.sampling, request.prompt_token_ids, request.committed_token_ids)
         self.base_hash = extend_hash(EMPTY_HASH, self.tokens)
         self.block_hashes: list[bytes] = []  # of full blocks of `tokens`, as far as they were needed
         self.seq: CachedSequence | None = None  # None while waiting for a place
@@ -109,10 +124,22 @@ class Generation:
         return Base(len(self.tokens), self.base_hash, self.tokens[-1])
 
     @property
+    def first_unscored(self) -> int:
+        """Absolute position of the first row whose law a prompt's logprob is still wanted from."""
+        return self.prompt_len - 1 - self.num_unscored
+
+    def score(self, logprobs: Sequence[TokenLogprobs]) -> None:
+        """Take in the logprobs of the prompt's next tokens."""
+        self.prompt_logprobs += logprobs
+        self.num_unscored -= len(logprobs)
+
+    @property
     def suppressed_below(self) -> int:
         """Absolute position below which no stop token may be drawn."""
         return self.prompt_len + self.request.stop.min_tokens
 
     def append(self, token_ids: Sequence[int]) -> None:
         self.tokens += token_ids
+        if self.adjuster is not None:
+            self.adjuster.append(token_ids)
         self.base_hash = extend_hash(self.base_hash, token_ids)

@@ -3,7 +3,8 @@
     rows of all trees ──choose_tokens──▶ the target's token after each ──walk_trees──▶ path and own token of each tree
 
 The kernels know rule `coupled` with temperature alone; a generation that wants more of the sampler (top-k, top-p,
-min-p, suppressed stop tokens, another rule) takes the torch path of `verdicts.py`. Both give the same tokens.
+min-p, penalties, biases, suppressed stop tokens, another rule) takes the torch path of `verdicts.py`. Both give the
+same tokens.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ def _is_plain(generation: Generation) -> bool:
     sampling = generation.request.sampling
     is_suppressing = generation.checker.stop_token_ids and len(generation.tokens) < generation.suppressed_below
     has_filters = bool(sampling.top_k or sampling.top_p < 1.0 or sampling.min_p)
-    return not is_suppressing and (sampling.is_greedy or (generation.rule == Rule.COUPLED and not has_filters))
+    is_raw = generation.adjuster is None and not is_suppressing
+    return is_raw and (sampling.is_greedy or (generation.rule == Rule.COUPLED and not has_filters))
 
 
 def _by_kernels(

@@ -38,6 +38,7 @@ class Scheduled:
     reaches_end: bool  # the chain ends with the last committed token, so logits are wanted
     tree: TokenTree | None
     laws: tuple[ChildLaw, ...] = ()  # what the tree's nodes were drawn from, under rule `mss`
+    scored: range = range(0)  # of the chain, the rows that the prompt's own logprobs are read from
 
     @property
     def num_rows(self) -> int:
@@ -45,6 +46,7 @@ class Scheduled:
 
     @property
     def num_logit_rows(self) -> int:
+        """Rows that choose tokens; those that score the prompt come before them."""
         return 1 + (self.tree.num_draft_nodes if self.tree else 0) if self.reaches_end else 0
 
     def rows(self) -> SequenceRows:
@@ -55,6 +57,8 @@ class Scheduled:
         parents = list(range(-1, root))
         positions = list(range(start, start + self.num_chain))
         wants = [False] * root + [self.reaches_end]
+        for row in self.scored:
+            wants[row] = True
         if self.tree is not None:
             token_ids = [*token_ids, *self.tree.token_ids[1:]]
             parents += [root + parent for parent in self.tree.parents[1:]]
@@ -177,10 +181,14 @@ class Scheduler:
         insort(self.running, generation, key=self._rank)
 
     def _reusable_hashes(self, generation: Generation) -> Sequence[bytes]:
-        """The hashes of the blocks that `generation` may begin with: one row at least must give logits."""
+        """The hashes of the blocks that `generation` may begin with: one row at least must give logits, and all must
+        that score its prompt."""
         if not self._has_prefix_cache:
             return ()
-        return self._block_hashes(generation)[: (len(generation.tokens) - 1) // self._cache.block_size]
+        num_known = len(generation.tokens) - 1
+        if generation.num_unscored:
+            num_known = generation.first_unscored
+        return self._block_hashes(generation)[: num_known // self._cache.block_size]
 
     def _block_hashes(self, generation: Generation) -> Sequence[bytes]:
         extend_block_hashes(generation.block_hashes, generation.tokens, self._cache.block_size)
@@ -205,7 +213,8 @@ class Scheduler:
                 continue
             reaches_end = num_chain == generation.num_uncached
             laws = generation.mailbox.taken_laws if tree else ()
-            step.append(Scheduled(generation, generation.seq, num_chain, reaches_end, tree, laws))
+            scored = _scored_rows(generation, generation.seq.cached_len, num_chain)
+            step.append(Scheduled(generation, generation.seq, num_chain, reaches_end, tree, laws, scored))
             return num_chain + num_nodes
         return 0
 
@@ -218,6 +227,14 @@ class Scheduler:
         victim.seq = None
         self.placements.num_preemptions += 1
         self.add(victim)
+
+
+def _scored_rows(generation: Generation, cached_len: int, num_chain: int) -> range:
+    """Of the next `num_chain` rows, those whose laws give logprobs of the prompt that are still wanted."""
+    if not generation.num_unscored:
+        return range(0)
+    first, last = generation.first_unscored - cached_len, generation.prompt_len - 1 - cached_len
+    return range(first, min(last, num_chain))
 
 
 def _draft_size(generation: Generation, tree: TokenTree) -> int:

@@ -217,11 +217,18 @@ def _request_from_proto(message: verifier_pb2.VerifierGenerateRequest) -> Genera
         stop=wire.stop_from_proto(message.stop),
         speculation=wire.speculation_from_proto(message.speculation),
         priority=message.priority,
+        top_logprobs=message.top_logprobs if message.HasField("top_logprobs") else None,
+        wants_prompt_logprobs=message.prompt_logprobs,
     )
 
 
 def _response(epoch: int, output: StepOutput) -> verifier_pb2.VerifierGenerateResponse:
-    response = verifier_pb2.VerifierGenerateResponse(epoch=epoch, token_ids=output.token_ids)
+    response = verifier_pb2.VerifierGenerateResponse(
+        epoch=epoch,
+        token_ids=output.token_ids,
+        logprobs=wire.logprobs_to_proto(output.logprobs),
+        prompt_logprobs=wire.logprobs_to_proto(output.prompt_logprobs),
+    )
     if output.finish_reason is not None:
         response.finish_reason = wire.finish_reason_to_proto(output.finish_reason)
         response.stop_string = output.stop_string

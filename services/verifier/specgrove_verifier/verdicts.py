@@ -21,6 +21,8 @@ def reach_verdict(generation: Generation, tree: TokenTree, laws: Sequence[ChildL
     `laws` are what the nodes were drawn from, for rule `mss`; `logits` float32 [num_nodes, V], one row a node.
     """
     sampling = generation.request.sampling
+    if generation.adjuster is not None:
+        logits = generation.adjuster.adjust(logits, tree)
     length = len(generation.tokens)
     positions = [length + depth for depth in tree.depths]
     logits = suppress(logits, positions, sorted(generation.checker.stop_token_ids), generation.suppressed_below)

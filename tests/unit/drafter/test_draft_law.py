@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
 from specgrove.sampling.noise import NoiseRows, gumbel_row
 from specgrove.sampling.params import SamplingParams
+from specgrove.sampling.rules import Rule
 from specgrove.sampling.target_choice import choose_tokens
 from specgrove_drafter.members.law import ERROR_SCALE, LawRow, rank_children
 
@@ -81,3 +83,23 @@ def test_noise_is_that_of_the_target_token_not_of_the_draft_id() -> None:
     [children] = rank_children(logits, [LawRow(params, 11)], 4, to_target=to_target)
     noise = gumbel_row(8, 11, VOCAB)
     assert list(children.token_ids) == sorted(to_target.tolist(), key=lambda token: -float(noise[token]))
+
+
+@pytest.mark.parametrize("params", [GREEDY, SamplingParams(temperature=1.0, seed=5)], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("rule", list(Rule))
+@pytest.mark.parametrize("is_mapped", [False, True])
+def test_a_bias_moves_the_draft_s_law_as_it_moves_the_target_s(
+    params: SamplingParams, rule: Rule, is_mapped: bool
+) -> None:
+    to_target = torch.arange(VOCAB) * 2 if is_mapped else None  # every other token of a larger vocabulary
+    wanted, banned = (14, 6) if is_mapped else (7, 3)
+    biased = replace(params, logit_bias=((banned, -100.0), (wanted, 100.0), (10**6, 100.0)))
+    logits = random_logits(2, 6)
+    logits[:, 3] = 50.0  # the draft itself would say nothing else
+    rows = [LawRow(biased, 3, rule), LawRow(params, 3, rule)]
+    first, second = rank_children(logits.clone(), rows, 4, to_target=to_target)
+    assert first.token_ids[0] == wanted
+    assert banned not in first.token_ids
+    [alone] = rank_children(logits[1:].clone(), rows[1:], 4, to_target=to_target)
+    assert second == alone
+    assert second.token_ids[0] == banned

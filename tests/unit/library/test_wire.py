@@ -16,7 +16,17 @@ from specgrove.sampling.params import SamplingParams, SpeculationOptions, StopCo
 
 
 def test_sampling_survives_the_wire() -> None:
-    params = SamplingParams(temperature=0.5, top_p=0.25, top_k=7, min_p=0.125, seed=2**64 - 1)
+    params = SamplingParams(
+        temperature=0.5,
+        top_p=0.25,
+        top_k=7,
+        min_p=0.125,
+        seed=2**64 - 1,
+        repetition_penalty=1.25,
+        presence_penalty=-0.5,
+        frequency_penalty=2.0,
+        logit_bias=((3, -100.0), (70, 0.5)),
+    )
     assert wire.sampling_from_proto(wire.sampling_to_proto(params)) == params
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from specgrove.errors import InvalidInput, ModelLoadError
 from specgrove.text import ChatMessage, OutputText, StopMatch, Tokenizer
+from specgrove.text.token_text import bytes_of_piece
 from support.tiny_tokenizer import write_tiny_tokenizer
 
 CHAT = [ChatMessage("system", "Be brief."), ChatMessage("user", "Hello <b>")]
@@ -126,3 +127,21 @@ def test_text_and_gateway_stay_free_of_torch_and_transformers() -> None:
     )
     code = f"import sys; sys.path[:0] = {[path for path in sys.path if path]!r}; {code}"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_a_token_alone_is_text_or_escaped_bytes_or_a_name(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.load(write_tiny_tokenizer(tmp_path))
+    spelled = [tokenizer.token_text(token_id) for token_id in tokenizer.encode("Hello 🌲")]
+    assert b"".join(token.raw or b"" for token in spelled).decode() == "Hello 🌲"
+    fragments = [token for token in spelled if token.is_fragment]
+    assert fragments
+    assert all(token.text.startswith("\\x") for token in fragments)
+    end = tokenizer.token_text(2)
+    assert (end.text, end.raw) == ("<|end|>", None)
+    assert tokenizer.token_text(10_000).text == ""
+
+
+def test_a_sentencepiece_token_alone_keeps_its_space_and_its_byte() -> None:
+    assert bytes_of_piece("\u2581oak") == b" oak"
+    assert bytes_of_piece("<0xE2>") == b"\xe2"
+    assert bytes_of_piece("<0xE2> ") == b"<0xE2> "

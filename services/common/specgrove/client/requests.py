@@ -28,6 +28,10 @@ class GenerateOptions(TypedDict, total=False):
     top_k: int | None
     min_p: float | None
     seed: int | None
+    repetition_penalty: float | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    logit_bias: Mapping[int, float] | None  # token id -> bias
     max_tokens: int | None
     min_tokens: int | None
     ignore_eos: bool | None

@@ -13,6 +13,11 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_CHARS = 1024
 MAX_STOP_TOKEN_IDS = 64
 MAX_TOP_K = 2**31 - 1
+MAX_PENALTY = 2.0  # of presence and frequency, either way
+MAX_LOGIT_BIAS = 100.0  # either way
+MAX_LOGIT_BIAS_ENTRIES = 300
+MAX_TOP_LOGPROBS = 20
+MAX_CHOICES = 16
 MAX_EXPANSION_LEVELS = 64
 MAX_EXPANSION_WIDTH = 64
 
@@ -26,6 +31,10 @@ class SamplingParams:
     top_k: int = 0  # 0 keeps everything
     min_p: float = 0.0
     seed: int = 0
+    repetition_penalty: float = 1.0  # 1 is off
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, what is added to its logit), no id twice
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.temperature) or not 0.0 <= self.temperature <= 100.0:
@@ -38,10 +47,49 @@ class SamplingParams:
             raise InvalidInput(f"min_p must be between 0 and 1, got {self.min_p}", field="min_p")
         if not 0 <= self.seed <= MAX_SEED:
             raise InvalidInput(f"seed must be between 0 and 2**64 - 1, got {self.seed}", field="seed")
+        self._check_adjustments()
+
+    def _check_adjustments(self) -> None:
+        if not math.isfinite(self.repetition_penalty) or self.repetition_penalty <= 0.0:
+            raise InvalidInput(
+                f"repetition_penalty must be above 0 (1 is off), got {self.repetition_penalty}",
+                field="repetition_penalty",
+            )
+        for name, penalty in (
+            ("presence_penalty", self.presence_penalty),
+            ("frequency_penalty", self.frequency_penalty),
+        ):
+            if not -MAX_PENALTY <= penalty <= MAX_PENALTY:  # NaN is in no range
+                raise InvalidInput(
+                    f"{name} must be between {-MAX_PENALTY:g} and {MAX_PENALTY:g}, got {penalty}", field=name
+                )
+        check_num_biases(len(self.logit_bias))
+        for token_id, bias in self.logit_bias:
+            if not -MAX_LOGIT_BIAS <= bias <= MAX_LOGIT_BIAS:
+                raise InvalidInput(
+                    f"logit_bias must be between {-MAX_LOGIT_BIAS:g} and {MAX_LOGIT_BIAS:g}, got {bias} for token "
+                    f"{token_id}",
+                    field="logit_bias",
+                )
+        if len(dict(self.logit_bias)) < len(self.logit_bias):
+            raise InvalidInput("logit_bias names a token twice", field="logit_bias")
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether what was said before changes what comes."""
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
     @property
     def is_greedy(self) -> bool:
         return self.temperature == 0.0
+
+
+def check_num_biases(num_entries: int) -> None:
+    """Raises InvalidInput for a longer `logit_bias` than is read; ask before looking at the entries."""
+    if num_entries > MAX_LOGIT_BIAS_ENTRIES:
+        raise InvalidInput(
+            f"logit_bias holds {num_entries} entries; at most {MAX_LOGIT_BIAS_ENTRIES} are read", field="logit_bias"
+        )
 
 
 @dataclass(frozen=True, slots=True)

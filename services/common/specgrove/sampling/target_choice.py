@@ -3,7 +3,7 @@
     choice(row) = argmax over x of  scores(row)[x] + gumbel(seed, position(row), x)
 
 where `scores` are the processed logits (temperature, top-k, top-p, min-p, in that order) and greedy is the same rule
-with raw logits and no noise.
+without processing and noise. Bias and penalties come before all this (`adjustments`): they need the row's own path.
 """
 
 from __future__ import annotations

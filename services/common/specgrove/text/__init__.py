@@ -8,6 +8,7 @@ from specgrove.text.chat_template import ChatMessage, ChatTemplate
 from specgrove.text.detokenizer import IncrementalDetokenizer
 from specgrove.text.output_text import OutputText
 from specgrove.text.stop_strings import StopMatch, StopStringMatcher
+from specgrove.text.token_text import TokenText
 from specgrove.text.tokenizer import Tokenizer
 
 __all__ = [
@@ -17,5 +18,6 @@ __all__ = [
     "OutputText",
     "StopMatch",
     "StopStringMatcher",
+    "TokenText",
     "Tokenizer",
 ]

@@ -21,6 +21,7 @@ class OutputText:
         self._matcher = StopStringMatcher(stop_strings)
         self._min_tokens = min_tokens
         self.num_tokens = 0
+        self.num_chars = 0  # of the text so far, what is held back or cut off included
 
     @property
     def match(self) -> StopMatch | None:
@@ -41,4 +42,5 @@ class OutputText:
         return self._read(self._detokenizer.finish()) + self._matcher.finish()
 
     def _read(self, text: str) -> str:
+        self.num_chars += len(text)
         return self._matcher.push(text, can_match=self.num_tokens > self._min_tokens)

@@ -17,6 +17,7 @@ import tokenizers
 from specgrove.errors import InvalidInput, ModelLoadError
 from specgrove.text.chat_template import ChatMessage, ChatTemplate
 from specgrove.text.detokenizer import ByteDecoder, IncrementalDetokenizer, WindowDecoder, byte_of_char
+from specgrove.text.token_text import TokenText, bytes_of_piece
 
 _SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
 
@@ -102,6 +103,15 @@ class Tokenizer:
     def is_special(self, token_id: int) -> bool:
         """True for control tokens, whose text is never shown."""
         return token_id in self._special_ids
+
+    def token_text(self, token_id: int) -> TokenText:
+        """One token by itself, as clients are shown it beside its logprob."""
+        if self._token_bytes is not None and token_id not in self._special_ids:
+            return TokenText.of_bytes(token_id, self._token_bytes.get(token_id, b""))
+        piece = self._backend.id_to_token(token_id) or ""  # a padded vocabulary has ids without a token
+        if token_id in self._special_ids:
+            return TokenText(token_id, piece, None)
+        return TokenText.of_bytes(token_id, bytes_of_piece(piece))
 
     def detokenizer(self) -> IncrementalDetokenizer:
         """A fresh detokenizer for one output; special tokens have no text."""

@@ -8,7 +8,8 @@ Multiplied by T (which moves no argmax) this is
 and the drafter knows everything in it but log p, for which it has log q. If the error of log q were Gumbel noise of
 scale e, the chance that x is taken would be exactly softmax((log q + T * g) / e)(x). So greedy and sampling are one
 formula: it ranks by the law or by the shared noise, and it serves as estimate. Truncation (top-k, top-p, min-p) is
-the target's business, but what it would cut from the draft's own law is not proposed.
+the target's business, but what it would cut from the draft's own law is not proposed. A client's `logit_bias` moves
+log q as it moves log p.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def rank_children(
 
     Several models speak through the mean of their laws, by the row's weights.
     """
-    by_model = logits if logits.dim() == 3 else logits[:, None]
+    by_model = _biased(logits if logits.dim() == 3 else logits[:, None], rows, to_target)
     own_log_probs = (by_model / ERROR_SCALE).log_softmax(dim=-1)
     log_probs = _mean_law(own_log_probs, rows)
     if other_id is not None:
@@ -82,6 +83,24 @@ def rank_children(
         for index, children in zip(members, ranked, strict=True):
             best[index] = children
     return _named(best, to_target, own_log_probs)
+
+
+def _biased(by_model: torch.Tensor, rows: Sequence[LawRow], to_target: torch.Tensor | None) -> torch.Tensor:
+    """Logits with each row's `logit_bias`: float32 [N, K, V_draft]. Penalties, which need the row's path, are left to
+    the target."""
+    biased = [index for index, row in enumerate(rows) if row.sampling.logit_bias]
+    if not biased:
+        return by_model
+    by_model = by_model.clone()
+    num_draft = by_model.shape[-1]
+    num_target = num_draft if to_target is None else int(to_target.max()) + 1
+    for params, members in _by_sampling(rows, biased).items():
+        by_id = torch.zeros(num_target, device=by_model.device)
+        for token_id, bias in params.logit_bias:
+            if token_id < num_target:
+                by_id[token_id] = bias
+        by_model[members] += by_id if to_target is None else by_id[to_target[:num_draft]]
+    return by_model
 
 
 def _own_law(logits: torch.Tensor, rows: Sequence[LawRow], other_id: int | None) -> torch.Tensor:

@@ -77,6 +77,7 @@ class ChatChoice(BaseModel):
     message: ChatAnswerMessage
     logprobs: _Logprobs
     finish_reason: FinishReason
+    seed: int | _Missing = None  # where there are several
 
 
 class ChatCompletion(_Whole):
@@ -112,6 +113,7 @@ class CompletionChoice(BaseModel):
     text: str
     logprobs: _Logprobs
     finish_reason: FinishReason
+    seed: int | _Missing = None  # where there are several
 
 
 class Completion(_Whole):

@@ -13,10 +13,10 @@ from starlette.responses import JSONResponse, Response
 from specgrove.errors import PeerUnavailable
 from specgrove.telemetry import current_log_context, log_context
 from specgrove_gateway.admission import Admission
-from specgrove_gateway.generation import Finished, GenerationRequest
-from specgrove_gateway.generator import Generator
+from specgrove_gateway.choices import ChoiceGenerator
+from specgrove_gateway.generation import Finished, GenerationRequest, ScoredToken
 from specgrove_gateway.metrics import GatewayMetrics
-from specgrove_gateway.openai_http.answers import AnswerFormat, ChatFormat, CompletionFormat, Json
+from specgrove_gateway.openai_http.answers import AnswerFormat, ChatFormat, Choice, CompletionFormat, Json, Totals
 from specgrove_gateway.openai_http.body import json_object, read_body, require_json
 from specgrove_gateway.openai_http.errors import status_name
 from specgrove_gateway.openai_http.headers import figure_headers, request_headers
@@ -37,7 +37,7 @@ class GenerationEndpoints:
     def __init__(
         self,
         builder: RequestBuilder,
-        generator: Generator,
+        choices: ChoiceGenerator,
         admission: Admission,
         metrics: GatewayMetrics,
         *,
@@ -45,7 +45,7 @@ class GenerationEndpoints:
         heartbeat_s: float,
     ) -> None:
         self._builder = builder
-        self._generator = generator
+        self._choices = choices
         self._admission = admission
         self._metrics = metrics
         self._max_body_bytes = max_body_bytes
@@ -77,13 +77,24 @@ class GenerationEndpoints:
                 return JSONResponse(whole, headers=headers | figure_headers(whole))
 
     async def _whole(self, generation: GenerationRequest, answer: AnswerFormat) -> Json:
-        pieces: list[str] = []
-        async with aclosing(self._generator.generate(generation)) as events:
-            async for event in events:
-                pieces.append(event.text)
-                if isinstance(event, Finished):
-                    return answer.whole("".join(pieces), event)
-        raise PeerUnavailable("the generation ended without a finish reason; try again")
+        count = generation.num_choices
+        pieces: list[list[str]] = [[] for _ in range(count)]
+        logprobs: list[list[ScoredToken]] = [[] for _ in range(count)]
+        finished: dict[int, Finished] = {}
+        async with aclosing(self._choices.generate(generation)) as events:
+            async for choice in events:
+                pieces[choice.index].append(choice.event.text)
+                logprobs[choice.index] += choice.event.logprobs
+                if isinstance(choice.event, Finished):
+                    finished[choice.index] = choice.event
+        if len(finished) < count:
+            raise PeerUnavailable("the generation ended without a finish reason; try again")
+        endings = [finished[index] for index in range(count)]
+        choices = [
+            Choice("".join(texts), scored, ending.finish_reason)
+            for texts, scored, ending in zip(pieces, logprobs, endings, strict=True)
+        ]
+        return answer.whole(choices, Totals.of(endings))
 
     async def _streamed(
         self,
@@ -97,7 +108,7 @@ class GenerationEndpoints:
 
         A first token that takes longer than a heartbeat is waited for inside the stream: the client hears of us.
         """
-        events = PrimedEvents(self._generator.generate(generation))
+        events = PrimedEvents(self._choices.generate(generation))
         try:
             await Answering(request.receive).unless_gone(events.prime(self._heartbeat_s))
         except ClientGone:
@@ -106,7 +117,7 @@ class GenerationEndpoints:
         except BaseException:
             await events.aclose()
             raise
-        chunks = _chunks(events, answer, has_usage_chunk)
+        chunks = _chunks(events, answer, generation.num_choices, has_usage_chunk)
         return EventStream(self._counting_errors(chunks), headers, self._heartbeat_s, current_log_context())
 
     async def _counting_errors(self, chunks: AsyncGenerator[Json, None]) -> AsyncGenerator[Json, None]:
@@ -123,15 +134,24 @@ async def _parsed(body: bytes, parse: _Parse, header_session_id: str | None) -> 
     return await asyncio.to_thread(parsed) if len(body) > _THREAD_ABOVE_BYTES else parsed()
 
 
-async def _chunks(events: PrimedEvents, answer: AnswerFormat, has_usage_chunk: bool) -> AsyncGenerator[Json, None]:
+async def _chunks(
+    events: PrimedEvents, answer: AnswerFormat, num_choices: int, has_usage: bool
+) -> AsyncGenerator[Json, None]:
+    finished: dict[int, Finished] = {}
+    opened = {0}  # the first choice opens before there is anything to say
     async with aclosing(events):
-        opening = answer.opening()
-        if opening is not None:
+        if (opening := answer.opening(0)) is not None:
             yield opening
-        async for event in events:
-            if event.text:
-                yield answer.delta(event.text)
+        async for choice in events:
+            index, event = choice.index, choice.event
+            if index not in opened and (opening := answer.opening(index)) is not None:
+                yield opening
+            opened.add(index)
+            if event.text or event.logprobs:
+                yield answer.delta(index, event.text, event.logprobs)
             if isinstance(event, Finished):
-                yield answer.ending(event)
-                if has_usage_chunk:
-                    yield answer.usage(event)
+                finished[index] = event
+                totals = Totals.of(list(finished.values())) if len(finished) == num_choices else None
+                yield answer.ending(index, event.finish_reason, totals)
+                if totals is not None and has_usage:
+                    yield answer.usage(totals)

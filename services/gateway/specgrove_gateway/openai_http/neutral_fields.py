@@ -9,15 +9,8 @@ from typing import Any
 
 from specgrove.errors import InvalidInput
 
-_BOTH: dict[str, tuple[Any, ...]] = {
-    "n": (1,),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "logit_bias": ({},),
-    "logprobs": (False,),
-}
+_BOTH: dict[str, tuple[Any, ...]] = {}
 _CHAT_ONLY: dict[str, tuple[Any, ...]] = {
-    "top_logprobs": (0,),
     "response_format": ({"type": "text"},),
     "tools": ([],),
     "tool_choice": ("none", "auto"),  # without tools both mean a plain answer
@@ -34,7 +27,7 @@ _CHAT_ONLY: dict[str, tuple[Any, ...]] = {
     "store": (False,),
     "service_tier": ("auto", "default"),
 }
-_COMPLETION_ONLY: dict[str, tuple[Any, ...]] = {"best_of": (1,), "echo": (False,), "suffix": ("",)}
+_COMPLETION_ONLY: dict[str, tuple[Any, ...]] = {"suffix": ("",)}
 
 # About the caller or for caches of the service; they cannot change an answer.
 HINTS = ("user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options")

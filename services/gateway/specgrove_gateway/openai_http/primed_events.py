@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 
-from specgrove_gateway.generation import GenerationEvent
+from specgrove_gateway.generation import ChoiceEvent
 
 
 class PrimedEvents:
     """An event stream whose first event is fetched by a task that outlives the waiting for it."""
 
-    def __init__(self, events: AsyncGenerator[GenerationEvent, None]) -> None:
+    def __init__(self, events: AsyncGenerator[ChoiceEvent, None]) -> None:
         self._events = events
-        self._first: asyncio.Task[GenerationEvent] | None = None
+        self._first: asyncio.Task[ChoiceEvent] | None = None
 
     async def prime(self, timeout_s: float) -> None:
         """Wait for the first event, or `timeout_s`. Raises what the generation raises."""
@@ -25,7 +25,7 @@ class PrimedEvents:
     def __aiter__(self) -> PrimedEvents:
         return self
 
-    async def __anext__(self) -> GenerationEvent:
+    async def __anext__(self) -> ChoiceEvent:
         if self._first is not None:
             first, self._first = self._first, None
             try:
@@ -43,5 +43,5 @@ class PrimedEvents:
         await self._events.aclose()
 
 
-async def _next(events: AsyncGenerator[GenerationEvent, None]) -> GenerationEvent:
+async def _next(events: AsyncGenerator[ChoiceEvent, None]) -> ChoiceEvent:
     return await anext(events)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, Tag, WithJsonSchema
+from pydantic import BeforeValidator, Field, Tag, WithJsonSchema
 
 from specgrove.errors import InvalidInput
 from specgrove.sampling.params import MAX_EXPANSION_LEVELS, MAX_STOP_STRINGS, SpeculationOptions
 from specgrove.sampling.rules import Rule
 from specgrove.text import ChatMessage
 from specgrove_gateway.generation import ChatPrompt, ClientRequest, Prompt, TextPrompt, TokenPrompt
+from specgrove_gateway.openai_http.logit_bias import read_logit_bias
 from specgrove_gateway.openai_http.neutral_fields import CHAT_NEUTRAL, COMPLETION_NEUTRAL, drop_neutral_fields
 from specgrove_gateway.openai_http.strict_body import LIST, STRING, StrictBody, StringOrList, validated
 
@@ -21,6 +22,7 @@ _MAX_COUNT = 2**31 - 1  # counts travel as 32-bit integers
 _MAX_MESSAGES = 4096
 _MAX_CONTENT_PARTS = 256
 _MAX_STOP_TOKEN_IDS = 64
+_MAX_COMPLETION_LOGPROBS = 5  # as OpenAI says of that endpoint
 
 Count = Annotated[int, Field(ge=0, le=_MAX_COUNT)]
 # Signed and unbounded here: `SamplingParams` and the request builder refuse wrong values in one voice for both faces.
@@ -62,11 +64,16 @@ class _GenerationBody(StrictBody):
     temperature: float | None = None
     top_p: float | None = None
     seed: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: Any = None  # read by hand: pydantic would look at every one of a million entries
+    n: Number | None = None
     max_tokens: Number | None = None
     stop: Annotated[Annotated[str, Tag(STRING)] | Annotated[_StopStrings, Tag(LIST)], StringOrList] | None = None
     # Extensions, named as vLLM names them.
     top_k: Number | None = None
     min_p: float | None = None
+    repetition_penalty: float | None = None
     min_tokens: Count | None = None
     ignore_eos: bool | None = None
     stop_token_ids: Annotated[list[Count], Field(max_length=_MAX_STOP_TOKEN_IDS, fail_fast=True)] | None = None
@@ -106,6 +113,8 @@ Messages = Annotated[list[MessageBody], Field(max_length=_MAX_MESSAGES, fail_fas
 class ChatBody(_GenerationBody):
     messages: Messages
     max_completion_tokens: Number | None = None
+    logprobs: bool | None = None
+    top_logprobs: Number | None = None
 
 
 _PROMPT_LIST_SCHEMA = {
@@ -127,6 +136,9 @@ class CompletionBody(_GenerationBody):
         Annotated[str, Tag(STRING)] | Annotated[list[Any], Tag(LIST), WithJsonSchema(_PROMPT_LIST_SCHEMA)],
         StringOrList,
     ]
+    best_of: Number | None = None
+    echo: bool | None = None
+    logprobs: Annotated[Number | None, BeforeValidator(lambda value: None if value is False else value)] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,13 +159,28 @@ def parse_chat(body: dict[str, Any], header_session_id: str | None) -> HttpReque
             raise InvalidInput("max_tokens and max_completion_tokens differ; send one of them", field="max_tokens")
         max_tokens, max_tokens_field = parsed.max_completion_tokens, "max_completion_tokens"
     prompt = ChatPrompt(tuple(message.to_message() for message in parsed.messages))
-    return _http_request(parsed, prompt, "messages", max_tokens, max_tokens_field, header_session_id)
+    request = _http_request(parsed, prompt, "messages", max_tokens, max_tokens_field, header_session_id)
+    if not parsed.logprobs:
+        if parsed.top_logprobs:
+            raise InvalidInput("top_logprobs needs logprobs: true", field="top_logprobs")
+        return request
+    return replace(request, client=replace(request.client, top_logprobs=parsed.top_logprobs or 0))
 
 
 def parse_completion(body: dict[str, Any], header_session_id: str | None) -> HttpRequest:
     """The request of POST /v1/completions. Raises InvalidInput naming the field."""
     parsed = validated(CompletionBody, drop_neutral_fields(body, COMPLETION_NEUTRAL))
-    return _http_request(parsed, _prompt(parsed), "prompt", parsed.max_tokens, "max_tokens", header_session_id)
+    request = _http_request(parsed, _prompt(parsed), "prompt", parsed.max_tokens, "max_tokens", header_session_id)
+    if parsed.best_of is not None and parsed.best_of != (1 if parsed.n is None else parsed.n):
+        raise InvalidInput("best_of must equal n: nothing is drawn that is not shown", field="best_of")
+    client = replace(
+        request.client,
+        echo=bool(parsed.echo),
+        top_logprobs=parsed.logprobs,
+        top_logprobs_field="logprobs",
+        max_top_logprobs=_MAX_COMPLETION_LOGPROBS,
+    )
+    return replace(request, client=client)
 
 
 def _prompt(body: CompletionBody) -> Prompt:
@@ -196,6 +223,11 @@ def _http_request(
         top_k=body.top_k,
         min_p=body.min_p,
         seed=body.seed,
+        n=body.n,
+        repetition_penalty=body.repetition_penalty,
+        presence_penalty=body.presence_penalty,
+        frequency_penalty=body.frequency_penalty,
+        logit_bias=read_logit_bias(body.logit_bias),
         max_tokens=max_tokens,
         max_tokens_field=max_tokens_field,
         min_tokens=body.min_tokens,

@@ -10,7 +10,7 @@ from specgrove.proto.v1 import gateway_pb2, gateway_pb2_grpc
 from specgrove.rpc import ServicerContext
 from specgrove.telemetry import log_context
 from specgrove.version import VERSION
-from specgrove_gateway.generator import Generator
+from specgrove_gateway.choices import ChoiceGenerator
 from specgrove_gateway.metrics import GatewayMetrics
 from specgrove_gateway.request_builder import RequestBuilder
 from specgrove_gateway.service.messages import (
@@ -30,13 +30,13 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
     def __init__(
         self,
         builder: RequestBuilder,
-        generator: Generator,
+        choices: ChoiceGenerator,
         tokenization: Tokenization,
         metrics: GatewayMetrics,
         max_request_bytes: int,
     ) -> None:
         self._builder = builder
-        self._generator = generator
+        self._choices = choices
         self._tokenization = tokenization
         self._metrics = metrics
         self._max_request_bytes = max_request_bytes
@@ -48,9 +48,9 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
             self._refuse_too_large(request, request.WhichOneof("input"))
             generation = await self._builder.build(client_request_from_proto(request))
             with log_context(request_id=generation.request_id, session_id=generation.session_id):
-                async with aclosing(self._generator.generate(generation)) as events:
-                    async for event in events:
-                        yield event_to_proto(generation, event)
+                async with aclosing(self._choices.generate(generation)) as events:
+                    async for choice in events:
+                        yield event_to_proto(generation, choice)
 
     async def ListModels(
         self, request: gateway_pb2.ListModelsRequest, context: ServicerContext

@@ -6,11 +6,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from specgrove.errors import InvalidInput
-from specgrove.proto.v1 import gateway_pb2, verifier_pb2
+from specgrove.outcome import TokenLogprobs
+from specgrove.proto.v1 import gateway_pb2, generation_pb2, verifier_pb2
+from specgrove.sampling.params import check_num_biases
+from specgrove.sampling.seeds import choice_seed
 from specgrove.text import ChatMessage
 from specgrove.wire import (
     finish_reason_from_proto,
     finish_reason_to_proto,
+    logprobs_from_proto,
+    logprobs_to_proto,
     sampling_to_proto,
     speculation_from_proto,
     speculation_to_proto,
@@ -20,12 +25,14 @@ from specgrove.wire import (
 )
 from specgrove_gateway.generation import (
     ChatPrompt,
+    ChoiceEvent,
     ClientRequest,
     Delta,
+    Echo,
     Finished,
-    GenerationEvent,
     GenerationRequest,
     Prompt,
+    ScoredToken,
     TextPrompt,
     TokenPrompt,
     TokenStep,
@@ -42,12 +49,18 @@ _OPTIONAL_FIELDS = (
     "max_tokens",
     "min_tokens",
     "ignore_eos",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "top_logprobs",
+    "n",
 )
 
 
 def client_request_from_proto(message: gateway_pb2.GenerateRequest) -> ClientRequest:
     """What the client asked. Raises InvalidInput when no input is set or a role is unknown."""
     prompt, prompt_field = _prompt(message)
+    check_num_biases(len(message.logit_bias))
     given = {name: getattr(message, name) for name in _OPTIONAL_FIELDS if message.HasField(name)}
     return ClientRequest(
         prompt=prompt,
@@ -58,6 +71,8 @@ def client_request_from_proto(message: gateway_pb2.GenerateRequest) -> ClientReq
         stop_token_ids=tuple(message.stop_token_ids),
         speculation=speculation_from_proto(message.speculation),
         priority=message.priority,
+        logit_bias=tuple(sorted(message.logit_bias.items())),
+        echo=message.echo,
         **given,
     )
 
@@ -99,11 +114,20 @@ def tokenize_request_from_proto(message: gateway_pb2.TokenizeRequest) -> Tokeniz
     raise InvalidInput("prompt is missing: set one of prompt and chat", field="prompt")
 
 
-def event_to_proto(request: GenerationRequest, event: GenerationEvent) -> gateway_pb2.GenerateResponse:
+def event_to_proto(request: GenerationRequest, choice: ChoiceEvent) -> gateway_pb2.GenerateResponse:
     """One message of the answer's stream."""
+    event = choice.event
     message = gateway_pb2.GenerateResponse(
-        request_id=request.request_id, session_id=request.session_id, text=event.text, token_ids=event.token_ids
+        request_id=request.request_id, session_id=request.session_id, index=choice.index
     )
+    if isinstance(event, Echo):
+        message.echo.text = event.text
+        message.echo.token_ids.extend(event.token_ids)
+        message.echo.logprobs.extend(_scored_to_proto(event.logprobs[1:]))
+        return message
+    message.text = event.text
+    message.token_ids.extend(event.token_ids)
+    message.logprobs.extend(_scored_to_proto(event.logprobs))
     match event:
         case Delta():
             pass
@@ -112,8 +136,17 @@ def event_to_proto(request: GenerationRequest, event: GenerationEvent) -> gatewa
             message.usage.prompt_tokens = event.usage.prompt_tokens
             message.usage.completion_tokens = event.usage.completion_tokens
             message.stats.CopyFrom(stats_to_proto(event.stats))
-            message.seed = request.sampling.seed
+            message.seed = choice_seed(request.sampling.seed, choice.index)
     return message
+
+
+def _scored_to_proto(tokens: Sequence[ScoredToken]) -> list[generation_pb2.TokenLogprobs]:
+    return logprobs_to_proto(
+        [
+            TokenLogprobs(scored.logprob or 0.0, tuple((token.token_id, value) for token, value in scored.top))
+            for scored in tokens
+        ]
+    )
 
 
 def verifier_request_to_proto(
@@ -130,6 +163,8 @@ def verifier_request_to_proto(
         stop=stop_to_proto(request.stop),
         speculation=speculation_to_proto(request.speculation),
         priority=request.priority,
+        top_logprobs=request.top_logprobs,
+        prompt_logprobs=request.wants_prompt_logprobs and not committed,
     )
 
 
@@ -140,6 +175,8 @@ def step_from_proto(message: verifier_pb2.VerifierGenerateResponse) -> TokenStep
         finish_reason=finish_reason_from_proto(message.finish_reason),
         stop_string=message.stop_string,
         stats=stats_from_proto(message.stats) if message.HasField("stats") else None,
+        logprobs=logprobs_from_proto(message.logprobs),
+        prompt_logprobs=logprobs_from_proto(message.prompt_logprobs),
     )
 
 

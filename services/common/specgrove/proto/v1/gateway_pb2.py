@@ -25,13 +25,15 @@ _sym_db = _symbol_database.Default()
 from specgrove.proto.v1 import generation_pb2 as specgrove_dot_proto_dot_v1_dot_generation__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n specgrove/proto/v1/gateway.proto\x12\x12specgrove.proto.v1\x1a#specgrove/proto/v1/generation.proto\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"A\n\x0c\x43hatMessages\x12\x31\n\x08messages\x18\x01 \x03(\x0b\x32\x1f.specgrove.proto.v1.ChatMessage\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xc1\x04\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x12\n\nsession_id\x18\x02 \x01(\t\x12\x10\n\x06prompt\x18\x03 \x01(\tH\x00\x12\x30\n\x04\x63hat\x18\x04 \x01(\x0b\x32 .specgrove.proto.v1.ChatMessagesH\x00\x12\x31\n\ttoken_ids\x18\x05 \x01(\x0b\x32\x1c.specgrove.proto.v1.TokenIdsH\x00\x12\x18\n\x0btemperature\x18\x06 \x01(\x02H\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x07 \x01(\x02H\x02\x88\x01\x01\x12\x12\n\x05top_k\x18\x08 \x01(\rH\x03\x88\x01\x01\x12\x12\n\x05min_p\x18\t \x01(\x02H\x04\x88\x01\x01\x12\x11\n\x04seed\x18\n \x01(\x04H\x05\x88\x01\x01\x12\x17\n\nmax_tokens\x18\x0b \x01(\rH\x06\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x0c \x01(\rH\x07\x88\x01\x01\x12\x17\n\nignore_eos\x18\r \x01(\x08H\x08\x88\x01\x01\x12\x0c\n\x04stop\x18\x0e \x03(\t\x12\x16\n\x0estop_token_ids\x18\x0f \x03(\r\x12;\n\x0bspeculation\x18\x10 \x01(\x0b\x32&.specgrove.proto.v1.SpeculationOptions\x12\x10\n\x08priority\x18\x11 \x01(\x05\x42\x07\n\x05inputB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x07\n\x05_seedB\r\n\x0b_max_tokensB\r\n\x0b_min_tokensB\r\n\x0b_ignore_eos\"9\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\"\x81\x02\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\nsession_id\x18\x02 \x01(\t\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12\x37\n\rfinish_reason\x18\x05 \x01(\x0e\x32 .specgrove.proto.v1.FinishReason\x12(\n\x05usage\x18\x06 \x01(\x0b\x32\x19.specgrove.proto.v1.Usage\x12\x33\n\x05stats\x18\x07 \x01(\x0b\x32$.specgrove.proto.v1.SpeculationStats\x12\x0c\n\x04seed\x18\x08 \x01(\x04\"\x13\n\x11ListModelsRequest\"@\n\x05Model\x12\n\n\x02id\x18\x01 \x01(\t\x12\x17\n\x0fmax_context_len\x18\x02 \x01(\r\x12\x12\n\nvocab_size\x18\x03 \x01(\r\"P\n\x12ListModelsResponse\x12)\n\x06models\x18\x01 \x03(\x0b\x32\x19.specgrove.proto.v1.Model\x12\x0f\n\x07version\x18\x02 \x01(\t\"\xfe\x01\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x10\n\x06prompt\x18\x02 \x01(\tH\x00\x12\x30\n\x04\x63hat\x18\x03 \x01(\x0b\x32 .specgrove.proto.v1.ChatMessagesH\x00\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x04 \x01(\x08H\x01\x88\x01\x01\x12\"\n\x15\x61\x64\x64_generation_prompt\x18\x05 \x01(\x08H\x02\x88\x01\x01\x12\x19\n\x11return_token_strs\x18\x06 \x01(\x08\x42\x07\n\x05inputB\x15\n\x13_add_special_tokensB\x18\n\x16_add_generation_prompt\"R\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x12\n\ntoken_strs\x18\x02 \x03(\t\x12\x17\n\x0fmax_context_len\x18\x03 \x01(\r\"5\n\x11\x44\x65tokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t2\xfa\x02\n\x0eGatewayService\x12W\n\x08Generate\x12#.specgrove.proto.v1.GenerateRequest\x1a$.specgrove.proto.v1.GenerateResponse0\x01\x12[\n\nListModels\x12%.specgrove.proto.v1.ListModelsRequest\x1a&.specgrove.proto.v1.ListModelsResponse\x12U\n\x08Tokenize\x12#.specgrove.proto.v1.TokenizeRequest\x1a$.specgrove.proto.v1.TokenizeResponse\x12[\n\nDetokenize\x12%.specgrove.proto.v1.DetokenizeRequest\x1a&.specgrove.proto.v1.DetokenizeResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n specgrove/proto/v1/gateway.proto\x12\x12specgrove.proto.v1\x1a#specgrove/proto/v1/generation.proto\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"A\n\x0c\x43hatMessages\x12\x31\n\x08messages\x18\x01 \x03(\x0b\x32\x1f.specgrove.proto.v1.ChatMessage\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xad\x07\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x12\n\nsession_id\x18\x02 \x01(\t\x12\x10\n\x06prompt\x18\x03 \x01(\tH\x00\x12\x30\n\x04\x63hat\x18\x04 \x01(\x0b\x32 .specgrove.proto.v1.ChatMessagesH\x00\x12\x31\n\ttoken_ids\x18\x05 \x01(\x0b\x32\x1c.specgrove.proto.v1.TokenIdsH\x00\x12\x18\n\x0btemperature\x18\x06 \x01(\x02H\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x07 \x01(\x02H\x02\x88\x01\x01\x12\x12\n\x05top_k\x18\x08 \x01(\rH\x03\x88\x01\x01\x12\x12\n\x05min_p\x18\t \x01(\x02H\x04\x88\x01\x01\x12\x11\n\x04seed\x18\n \x01(\x04H\x05\x88\x01\x01\x12\x17\n\nmax_tokens\x18\x0b \x01(\rH\x06\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x0c \x01(\rH\x07\x88\x01\x01\x12\x17\n\nignore_eos\x18\r \x01(\x08H\x08\x88\x01\x01\x12\x0c\n\x04stop\x18\x0e \x03(\t\x12\x16\n\x0estop_token_ids\x18\x0f \x03(\r\x12;\n\x0bspeculation\x18\x10 \x01(\x0b\x32&.specgrove.proto.v1.SpeculationOptions\x12\x10\n\x08priority\x18\x11 \x01(\x05\x12\x1f\n\x12repetition_penalty\x18\x12 \x01(\x02H\t\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x13 \x01(\x02H\n\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x14 \x01(\x02H\x0b\x88\x01\x01\x12\x46\n\nlogit_bias\x18\x15 \x03(\x0b\x32\x32.specgrove.proto.v1.GenerateRequest.LogitBiasEntry\x12\x19\n\x0ctop_logprobs\x18\x16 \x01(\rH\x0c\x88\x01\x01\x12\x0c\n\x04\x65\x63ho\x18\x17 \x01(\x08\x12\x0e\n\x01n\x18\x18 \x01(\rH\r\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x07\n\x05inputB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x07\n\x05_seedB\r\n\x0b_max_tokensB\r\n\x0b_min_tokensB\r\n\x0b_ignore_eosB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x0f\n\r_top_logprobsB\x04\n\x02_n\"\\\n\x04\x45\x63ho\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x33\n\x08logprobs\x18\x03 \x03(\x0b\x32!.specgrove.proto.v1.TokenLogprobs\"9\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\"\xed\x02\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\nsession_id\x18\x02 \x01(\t\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12\x37\n\rfinish_reason\x18\x05 \x01(\x0e\x32 .specgrove.proto.v1.FinishReason\x12(\n\x05usage\x18\x06 \x01(\x0b\x32\x19.specgrove.proto.v1.Usage\x12\x33\n\x05stats\x18\x07 \x01(\x0b\x32$.specgrove.proto.v1.SpeculationStats\x12\x0c\n\x04seed\x18\x08 \x01(\x04\x12\x33\n\x08logprobs\x18\t \x03(\x0b\x32!.specgrove.proto.v1.TokenLogprobs\x12&\n\x04\x65\x63ho\x18\n \x01(\x0b\x32\x18.specgrove.proto.v1.Echo\x12\r\n\x05index\x18\x0b \x01(\r\"\x13\n\x11ListModelsRequest\"@\n\x05Model\x12\n\n\x02id\x18\x01 \x01(\t\x12\x17\n\x0fmax_context_len\x18\x02 \x01(\r\x12\x12\n\nvocab_size\x18\x03 \x01(\r\"P\n\x12ListModelsResponse\x12)\n\x06models\x18\x01 \x03(\x0b\x32\x19.specgrove.proto.v1.Model\x12\x0f\n\x07version\x18\x02 \x01(\t\"\xfe\x01\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x10\n\x06prompt\x18\x02 \x01(\tH\x00\x12\x30\n\x04\x63hat\x18\x03 \x01(\x0b\x32 .specgrove.proto.v1.ChatMessagesH\x00\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x04 \x01(\x08H\x01\x88\x01\x01\x12\"\n\x15\x61\x64\x64_generation_prompt\x18\x05 \x01(\x08H\x02\x88\x01\x01\x12\x19\n\x11return_token_strs\x18\x06 \x01(\x08\x42\x07\n\x05inputB\x15\n\x13_add_special_tokensB\x18\n\x16_add_generation_prompt\"R\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x12\n\ntoken_strs\x18\x02 \x03(\t\x12\x17\n\x0fmax_context_len\x18\x03 \x01(\r\"5\n\x11\x44\x65tokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t2\xfa\x02\n\x0eGatewayService\x12W\n\x08Generate\x12#.specgrove.proto.v1.GenerateRequest\x1a$.specgrove.proto.v1.GenerateResponse0\x01\x12[\n\nListModels\x12%.specgrove.proto.v1.ListModelsRequest\x1a&.specgrove.proto.v1.ListModelsResponse\x12U\n\x08Tokenize\x12#.specgrove.proto.v1.TokenizeRequest\x1a$.specgrove.proto.v1.TokenizeResponse\x12[\n\nDetokenize\x12%.specgrove.proto.v1.DetokenizeRequest\x1a&.specgrove.proto.v1.DetokenizeResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'specgrove.proto.v1.gateway_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_GENERATEREQUEST_LOGITBIASENTRY']._loaded_options = None
+  _globals['_GENERATEREQUEST_LOGITBIASENTRY']._serialized_options = b'8\001'
   _globals['_CHATMESSAGE']._serialized_start=93
   _globals['_CHATMESSAGE']._serialized_end=137
   _globals['_CHATMESSAGES']._serialized_start=139
@@ -39,25 +41,29 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TOKENIDS']._serialized_start=206
   _globals['_TOKENIDS']._serialized_end=229
   _globals['_GENERATEREQUEST']._serialized_start=232
-  _globals['_GENERATEREQUEST']._serialized_end=809
-  _globals['_USAGE']._serialized_start=811
-  _globals['_USAGE']._serialized_end=868
-  _globals['_GENERATERESPONSE']._serialized_start=871
-  _globals['_GENERATERESPONSE']._serialized_end=1128
-  _globals['_LISTMODELSREQUEST']._serialized_start=1130
-  _globals['_LISTMODELSREQUEST']._serialized_end=1149
-  _globals['_MODEL']._serialized_start=1151
-  _globals['_MODEL']._serialized_end=1215
-  _globals['_LISTMODELSRESPONSE']._serialized_start=1217
-  _globals['_LISTMODELSRESPONSE']._serialized_end=1297
-  _globals['_TOKENIZEREQUEST']._serialized_start=1300
-  _globals['_TOKENIZEREQUEST']._serialized_end=1554
-  _globals['_TOKENIZERESPONSE']._serialized_start=1556
-  _globals['_TOKENIZERESPONSE']._serialized_end=1638
-  _globals['_DETOKENIZEREQUEST']._serialized_start=1640
-  _globals['_DETOKENIZEREQUEST']._serialized_end=1693
-  _globals['_DETOKENIZERESPONSE']._serialized_start=1695
-  _globals['_DETOKENIZERESPONSE']._serialized_end=1729
-  _globals['_GATEWAYSERVICE']._serialized_start=1732
-  _globals['_GATEWAYSERVICE']._serialized_end=2110
+  _globals['_GENERATEREQUEST']._serialized_end=1173
+  _globals['_GENERATEREQUEST_LOGITBIASENTRY']._serialized_start=927
+  _globals['_GENERATEREQUEST_LOGITBIASENTRY']._serialized_end=975
+  _globals['_ECHO']._serialized_start=1175
+  _globals['_ECHO']._serialized_end=1267
+  _globals['_USAGE']._serialized_start=1269
+  _globals['_USAGE']._serialized_end=1326
+  _globals['_GENERATERESPONSE']._serialized_start=1329
+  _globals['_GENERATERESPONSE']._serialized_end=1694
+  _globals['_LISTMODELSREQUEST']._serialized_start=1696
+  _globals['_LISTMODELSREQUEST']._serialized_end=1715
+  _globals['_MODEL']._serialized_start=1717
+  _globals['_MODEL']._serialized_end=1781
+  _globals['_LISTMODELSRESPONSE']._serialized_start=1783
+  _globals['_LISTMODELSRESPONSE']._serialized_end=1863
+  _globals['_TOKENIZEREQUEST']._serialized_start=1866
+  _globals['_TOKENIZEREQUEST']._serialized_end=2120
+  _globals['_TOKENIZERESPONSE']._serialized_start=2122
+  _globals['_TOKENIZERESPONSE']._serialized_end=2204
+  _globals['_DETOKENIZEREQUEST']._serialized_start=2206
+  _globals['_DETOKENIZEREQUEST']._serialized_end=2259
+  _globals['_DETOKENIZERESPONSE']._serialized_start=2261
+  _globals['_DETOKENIZERESPONSE']._serialized_end=2295
+  _globals['_GATEWAYSERVICE']._serialized_start=2298
+  _globals['_GATEWAYSERVICE']._serialized_end=2676
 # @@protoc_insertion_point(module_scope)

@@ -60,7 +60,7 @@ class GatewayServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Generate(self, request, context):
-        """Generate text; the answer streams. Exactly one response carries a finish reason: the last.
+        """Generate text; the answer streams. Exactly one response of each choice carries a finish reason: its last.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -24,23 +24,29 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#specgrove/proto/v1/generation.proto\x12\x12specgrove.proto.v1\"`\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_p\x18\x02 \x01(\x02\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\r\n\x05min_p\x18\x04 \x01(\x02\x12\x0c\n\x04seed\x18\x05 \x01(\x04\"z\n\x0eStopConditions\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x12\n\nmin_tokens\x18\x02 \x01(\r\x12\x12\n\nignore_eos\x18\x03 \x01(\x08\x12\x16\n\x0estop_token_ids\x18\x04 \x03(\r\x12\x14\n\x0cstop_strings\x18\x05 \x03(\t\"\x93\x01\n\x12SpeculationOptions\x12\x10\n\x08\x64isabled\x18\x01 \x01(\x08\x12\x11\n\tmax_nodes\x18\x02 \x01(\r\x12\x11\n\tmax_depth\x18\x03 \x01(\r\x12\x32\n\x04rule\x18\x04 \x01(\x0e\x32$.specgrove.proto.v1.VerificationRule\x12\x11\n\texpansion\x18\x05 \x03(\r\"\xe6\x01\n\x10SpeculationStats\x12\x11\n\tnum_steps\x18\x01 \x01(\r\x12\x12\n\nnum_drafts\x18\x02 \x01(\r\x12\x18\n\x10num_draft_tokens\x18\x03 \x01(\r\x12\x1b\n\x13num_accepted_tokens\x18\x04 \x01(\r\x12\x1c\n\x14num_committed_tokens\x18\x05 \x01(\r\x12\x18\n\x10\x61\x63\x63\x65pted_per_pos\x18\x06 \x03(\r\x12\x17\n\x0f\x64rafted_per_pos\x18\x07 \x03(\r\x12\x11\n\tprefill_s\x18\x08 \x01(\x01\x12\x10\n\x08\x64\x65\x63ode_s\x18\t \x01(\x01*\x8c\x01\n\x10VerificationRule\x12!\n\x1dVERIFICATION_RULE_UNSPECIFIED\x10\x00\x12\x1d\n\x19VERIFICATION_RULE_COUPLED\x10\x01\x12\x19\n\x15VERIFICATION_RULE_MSS\x10\x02\x12\x1b\n\x17VERIFICATION_RULE_NAIVE\x10\x03*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#specgrove/proto/v1/generation.proto\x12\x12specgrove.proto.v1\"\xc6\x02\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_p\x18\x02 \x01(\x02\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\r\n\x05min_p\x18\x04 \x01(\x02\x12\x0c\n\x04seed\x18\x05 \x01(\x04\x12\x1f\n\x12repetition_penalty\x18\x06 \x01(\x02H\x00\x88\x01\x01\x12\x18\n\x10presence_penalty\x18\x07 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x08 \x01(\x02\x12\x45\n\nlogit_bias\x18\t \x03(\x0b\x32\x31.specgrove.proto.v1.SamplingParams.LogitBiasEntry\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x15\n\x13_repetition_penalty\"z\n\x0eStopConditions\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x12\n\nmin_tokens\x18\x02 \x01(\r\x12\x12\n\nignore_eos\x18\x03 \x01(\x08\x12\x16\n\x0estop_token_ids\x18\x04 \x03(\r\x12\x14\n\x0cstop_strings\x18\x05 \x03(\t\"\x93\x01\n\x12SpeculationOptions\x12\x10\n\x08\x64isabled\x18\x01 \x01(\x08\x12\x11\n\tmax_nodes\x18\x02 \x01(\r\x12\x11\n\tmax_depth\x18\x03 \x01(\r\x12\x32\n\x04rule\x18\x04 \x01(\x0e\x32$.specgrove.proto.v1.VerificationRule\x12\x11\n\texpansion\x18\x05 \x03(\r\"M\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12\x15\n\rtop_token_ids\x18\x02 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x03 \x03(\x02\"\xe6\x01\n\x10SpeculationStats\x12\x11\n\tnum_steps\x18\x01 \x01(\r\x12\x12\n\nnum_drafts\x18\x02 \x01(\r\x12\x18\n\x10num_draft_tokens\x18\x03 \x01(\r\x12\x1b\n\x13num_accepted_tokens\x18\x04 \x01(\r\x12\x1c\n\x14num_committed_tokens\x18\x05 \x01(\r\x12\x18\n\x10\x61\x63\x63\x65pted_per_pos\x18\x06 \x03(\r\x12\x17\n\x0f\x64rafted_per_pos\x18\x07 \x03(\r\x12\x11\n\tprefill_s\x18\x08 \x01(\x01\x12\x10\n\x08\x64\x65\x63ode_s\x18\t \x01(\x01*\x8c\x01\n\x10VerificationRule\x12!\n\x1dVERIFICATION_RULE_UNSPECIFIED\x10\x00\x12\x1d\n\x19VERIFICATION_RULE_COUPLED\x10\x01\x12\x19\n\x15VERIFICATION_RULE_MSS\x10\x02\x12\x1b\n\x17VERIFICATION_RULE_NAIVE\x10\x03*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'specgrove.proto.v1.generation_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_VERIFICATIONRULE']._serialized_start=665
-  _globals['_VERIFICATIONRULE']._serialized_end=805
-  _globals['_FINISHREASON']._serialized_start=807
-  _globals['_FINISHREASON']._serialized_end=902
-  _globals['_SAMPLINGPARAMS']._serialized_start=59
-  _globals['_SAMPLINGPARAMS']._serialized_end=155
-  _globals['_STOPCONDITIONS']._serialized_start=157
-  _globals['_STOPCONDITIONS']._serialized_end=279
-  _globals['_SPECULATIONOPTIONS']._serialized_start=282
-  _globals['_SPECULATIONOPTIONS']._serialized_end=429
-  _globals['_SPECULATIONSTATS']._serialized_start=432
-  _globals['_SPECULATIONSTATS']._serialized_end=662
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._loaded_options = None
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_options = b'8\001'
+  _globals['_VERIFICATIONRULE']._serialized_start=975
+  _globals['_VERIFICATIONRULE']._serialized_end=1115
+  _globals['_FINISHREASON']._serialized_start=1117
+  _globals['_FINISHREASON']._serialized_end=1212
+  _globals['_SAMPLINGPARAMS']._serialized_start=60
+  _globals['_SAMPLINGPARAMS']._serialized_end=386
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=315
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=363
+  _globals['_STOPCONDITIONS']._serialized_start=388
+  _globals['_STOPCONDITIONS']._serialized_end=510
+  _globals['_SPECULATIONOPTIONS']._serialized_start=513
+  _globals['_SPECULATIONOPTIONS']._serialized_end=660
+  _globals['_TOKENLOGPROBS']._serialized_start=662
+  _globals['_TOKENLOGPROBS']._serialized_end=739
+  _globals['_SPECULATIONSTATS']._serialized_start=742
+  _globals['_SPECULATIONSTATS']._serialized_end=972
 # @@protoc_insertion_point(module_scope)

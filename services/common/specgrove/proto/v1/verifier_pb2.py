@@ -26,7 +26,7 @@ from specgrove.proto.v1 import generation_pb2 as specgrove_dot_proto_dot_v1_dot_
 from specgrove.proto.v1 import speculation_pb2 as specgrove_dot_proto_dot_v1_dot_speculation__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!specgrove/proto/v1/verifier.proto\x12\x12specgrove.proto.v1\x1a#specgrove/proto/v1/generation.proto\x1a$specgrove/proto/v1/speculation.proto\"\xcd\x02\n\x17VerifierGenerateRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x04 \x03(\r\x12\x1b\n\x13\x63ommitted_token_ids\x18\x05 \x03(\r\x12\x34\n\x08sampling\x18\x06 \x01(\x0b\x32\".specgrove.proto.v1.SamplingParams\x12\x30\n\x04stop\x18\x07 \x01(\x0b\x32\".specgrove.proto.v1.StopConditions\x12;\n\x0bspeculation\x18\x08 \x01(\x0b\x32&.specgrove.proto.v1.SpeculationOptions\x12\r\n\x05model\x18\t \x01(\t\x12\x10\n\x08priority\x18\n \x01(\x05\"\xbf\x01\n\x18VerifierGenerateResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x37\n\rfinish_reason\x18\x03 \x01(\x0e\x32 .specgrove.proto.v1.FinishReason\x12\x13\n\x0bstop_string\x18\x04 \x01(\t\x12\x33\n\x05stats\x18\x05 \x01(\x0b\x32$.specgrove.proto.v1.SpeculationStats\"\x11\n\x0f\x44\x65scribeRequest\"\xe2\x01\n\x10\x44\x65scribeResponse\x12\x13\n\x0bverifier_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x12\n\nvocab_hash\x18\x04 \x01(\t\x12\x12\n\nvocab_size\x18\x05 \x01(\r\x12\x17\n\x0fmax_context_len\x18\x06 \x01(\r\x12\x13\n\x0bnum_running\x18\x07 \x01(\r\x12\x13\n\x0bnum_waiting\x18\x08 \x01(\r\x12\x14\n\x0cmax_sessions\x18\t \x01(\r\x12\x14\n\x0cnum_drafters\x18\n \x01(\r2\xab\x02\n\x0fVerifierService\x12g\n\x08Generate\x12+.specgrove.proto.v1.VerifierGenerateRequest\x1a,.specgrove.proto.v1.VerifierGenerateResponse0\x01\x12X\n\tSpeculate\x12\".specgrove.proto.v1.DrafterMessage\x1a#.specgrove.proto.v1.VerifierMessage(\x01\x30\x01\x12U\n\x08\x44\x65scribe\x12#.specgrove.proto.v1.DescribeRequest\x1a$.specgrove.proto.v1.DescribeResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!specgrove/proto/v1/verifier.proto\x12\x12specgrove.proto.v1\x1a#specgrove/proto/v1/generation.proto\x1a$specgrove/proto/v1/speculation.proto\"\x92\x03\n\x17VerifierGenerateRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x04 \x03(\r\x12\x1b\n\x13\x63ommitted_token_ids\x18\x05 \x03(\r\x12\x34\n\x08sampling\x18\x06 \x01(\x0b\x32\".specgrove.proto.v1.SamplingParams\x12\x30\n\x04stop\x18\x07 \x01(\x0b\x32\".specgrove.proto.v1.StopConditions\x12;\n\x0bspeculation\x18\x08 \x01(\x0b\x32&.specgrove.proto.v1.SpeculationOptions\x12\r\n\x05model\x18\t \x01(\t\x12\x10\n\x08priority\x18\n \x01(\x05\x12\x19\n\x0ctop_logprobs\x18\x0b \x01(\rH\x00\x88\x01\x01\x12\x17\n\x0fprompt_logprobs\x18\x0c \x01(\x08\x42\x0f\n\r_top_logprobs\"\xb0\x02\n\x18VerifierGenerateResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x37\n\rfinish_reason\x18\x03 \x01(\x0e\x32 .specgrove.proto.v1.FinishReason\x12\x13\n\x0bstop_string\x18\x04 \x01(\t\x12\x33\n\x05stats\x18\x05 \x01(\x0b\x32$.specgrove.proto.v1.SpeculationStats\x12\x33\n\x08logprobs\x18\x06 \x03(\x0b\x32!.specgrove.proto.v1.TokenLogprobs\x12:\n\x0fprompt_logprobs\x18\x07 \x03(\x0b\x32!.specgrove.proto.v1.TokenLogprobs\"\x11\n\x0f\x44\x65scribeRequest\"\xe2\x01\n\x10\x44\x65scribeResponse\x12\x13\n\x0bverifier_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x12\n\nvocab_hash\x18\x04 \x01(\t\x12\x12\n\nvocab_size\x18\x05 \x01(\r\x12\x17\n\x0fmax_context_len\x18\x06 \x01(\r\x12\x13\n\x0bnum_running\x18\x07 \x01(\r\x12\x13\n\x0bnum_waiting\x18\x08 \x01(\r\x12\x14\n\x0cmax_sessions\x18\t \x01(\r\x12\x14\n\x0cnum_drafters\x18\n \x01(\r2\xab\x02\n\x0fVerifierService\x12g\n\x08Generate\x12+.specgrove.proto.v1.VerifierGenerateRequest\x1a,.specgrove.proto.v1.VerifierGenerateResponse0\x01\x12X\n\tSpeculate\x12\".specgrove.proto.v1.DrafterMessage\x1a#.specgrove.proto.v1.VerifierMessage(\x01\x30\x01\x12U\n\x08\x44\x65scribe\x12#.specgrove.proto.v1.DescribeRequest\x1a$.specgrove.proto.v1.DescribeResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,13 +34,13 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'specgrove.proto.v1.verifier
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_VERIFIERGENERATEREQUEST']._serialized_start=133
-  _globals['_VERIFIERGENERATEREQUEST']._serialized_end=466
-  _globals['_VERIFIERGENERATERESPONSE']._serialized_start=469
-  _globals['_VERIFIERGENERATERESPONSE']._serialized_end=660
-  _globals['_DESCRIBEREQUEST']._serialized_start=662
-  _globals['_DESCRIBEREQUEST']._serialized_end=679
-  _globals['_DESCRIBERESPONSE']._serialized_start=682
-  _globals['_DESCRIBERESPONSE']._serialized_end=908
-  _globals['_VERIFIERSERVICE']._serialized_start=911
-  _globals['_VERIFIERSERVICE']._serialized_end=1210
+  _globals['_VERIFIERGENERATEREQUEST']._serialized_end=535
+  _globals['_VERIFIERGENERATERESPONSE']._serialized_start=538
+  _globals['_VERIFIERGENERATERESPONSE']._serialized_end=842
+  _globals['_DESCRIBEREQUEST']._serialized_start=844
+  _globals['_DESCRIBEREQUEST']._serialized_end=861
+  _globals['_DESCRIBERESPONSE']._serialized_start=864
+  _globals['_DESCRIBERESPONSE']._serialized_end=1090
+  _globals['_VERIFIERSERVICE']._serialized_start=1093
+  _globals['_VERIFIERSERVICE']._serialized_end=1392
 # @@protoc_insertion_point(module_scope)
