@@ -10,6 +10,10 @@ ROOT = Path(__file__).parents[2]
 
 _IMPORT_ALL = """
 import importlib, pkgutil, sys
+import specgrove.client
+extras = sorted({"tokenizers", "jinja2", "pydantic", "redis", "numpy", "torch"} & sys.modules.keys())
+if extras:
+    sys.exit(f"importing the client imported {extras}")
 import specgrove_gateway
 for module in pkgutil.walk_packages(specgrove_gateway.__path__, "specgrove_gateway."):
     importlib.import_module(module.name)
@@ -30,7 +34,7 @@ def test_import_contracts_are_kept() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_gateway_runs_without_torch() -> None:
+def test_the_gateway_runs_without_torch_and_the_client_with_the_base_dependencies_alone() -> None:
     done = subprocess.run([sys.executable, "-c", _IMPORT_ALL], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
 

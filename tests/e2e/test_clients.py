@@ -11,6 +11,7 @@ import pytest
 from google.protobuf import descriptor_pool, json_format, message_factory
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
+from specgrove.client import Client
 from specgrove_local.cluster import LocalCluster
 from support.gateway_client import CHANNEL_OPTIONS
 
@@ -58,6 +59,21 @@ def test_openai_client_completes_a_prompt_to_the_asked_length(openai_client: ope
     assert answer.usage.completion_tokens == 8
 
 
+def test_our_own_client_gets_the_same_tokens_with_and_without_speculation(cluster: LocalCluster) -> None:
+    with Client(cluster.gateway_grpc_address) as client:
+        (model,) = client.models()
+        assert model.max_context_len > 0
+        tokens = client.tokenize(messages=_MESSAGES)
+        plain = client.generate(messages=_MESSAGES, seed=7, max_tokens=_MAX_TOKENS, speculation=False)
+        with client.stream(token_ids=tokens.token_ids, seed=7, max_tokens=_MAX_TOKENS) as stream:
+            texts = [chunk.text for chunk in stream]
+        drafted = stream.answer()
+    assert drafted.token_ids == plain.token_ids
+    assert "".join(texts) == drafted.text == plain.text != ""
+    assert drafted.usage == plain.usage
+    assert plain.stats.num_drafts == 0
+
+
 class GenericClient:
     """Knows nothing but an address: services, methods and messages all come from reflection."""
 
@@ -92,7 +108,7 @@ def test_generic_grpc_client_lists_and_calls_the_gateway_through_reflection(clus
     with grpc.insecure_channel(cluster.gateway_grpc_address, options=CHANNEL_OPTIONS) as channel:
         client = GenericClient(channel)
         assert {service, "grpc.health.v1.Health"} <= client.services()
-        assert client.methods(service) == {"Generate", "ListModels"}
+        assert client.methods(service) == {"Generate", "ListModels", "Tokenize", "Detokenize"}
         models = client.call(service, "ListModels", {})[0]["models"]
         assert models[0]["max_context_len"] > 0
         chat = {"chat": {"messages": _MESSAGES}, "temperature": 0, "max_tokens": 8}

@@ -200,6 +200,11 @@ def finish_reason_to_proto(reason: FinishReason) -> generation_pb2.FinishReason:
     return _FINISH_REASONS[reason]
 
 
+def finish_reason_from_proto(value: int) -> FinishReason | None:
+    """None while the generation goes on."""
+    return next((reason for reason in FinishReason if finish_reason_to_proto(reason) == value), None)
+
+
 def stats_to_proto(stats: SpeculationStats) -> generation_pb2.SpeculationStats:
     return generation_pb2.SpeculationStats(
         num_steps=stats.num_steps,
@@ -211,4 +216,18 @@ def stats_to_proto(stats: SpeculationStats) -> generation_pb2.SpeculationStats:
         drafted_per_pos=stats.drafted_per_pos,
         prefill_s=stats.prefill_s,
         decode_s=stats.decode_s,
+    )
+
+
+def stats_from_proto(message: generation_pb2.SpeculationStats) -> SpeculationStats:
+    return SpeculationStats(
+        num_steps=message.num_steps,
+        num_drafts=message.num_drafts,
+        num_draft_tokens=message.num_draft_tokens,
+        num_accepted_tokens=message.num_accepted_tokens,
+        num_committed_tokens=message.num_committed_tokens,
+        accepted_per_pos=list(message.accepted_per_pos),
+        drafted_per_pos=list(message.drafted_per_pos),
+        prefill_s=message.prefill_s,
+        decode_s=message.decode_s,
     )

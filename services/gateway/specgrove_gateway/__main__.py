@@ -25,10 +25,12 @@ from specgrove_gateway.openai_http.app import build_app
 from specgrove_gateway.openai_http.endpoints import GenerationEndpoints
 from specgrove_gateway.openai_http.server import HttpServer
 from specgrove_gateway.openai_http.status_endpoints import StatusEndpoints
+from specgrove_gateway.openai_http.token_endpoints import TokenEndpoints
 from specgrove_gateway.placements import Placements
 from specgrove_gateway.request_builder import RequestBuilder
 from specgrove_gateway.router import Router
 from specgrove_gateway.service import GATEWAY_SERVICE_NAME, GatewayServicer, VerifierClient, add_gateway_servicer
+from specgrove_gateway.tokenization import Tokenization
 from specgrove_gateway.verifier_pool import VerifierPool
 
 _log = logging.getLogger(__name__)
@@ -80,18 +82,20 @@ async def running(config: GatewayConfig) -> AsyncIterator[Ports]:
     metrics.verifiers_healthy.set_function(lambda: len(pool.healthy))
     choices = ChoiceGenerator(Generator(tokenizer, router, admission, metrics), admission)
     builder = RequestBuilder(tokenizer, config.model_name, pool.limits)
+    tokenization = Tokenization(tokenizer, builder)
 
     # Read a little more than is accepted: the servicer's refusal names the field, gRPC's own does not.
     grpc_server = GrpcServer(config.host, config.grpc_port, max_message_bytes=16 * config.max_body_bytes)
     grpc_server.set_serving(False)  # until a verifier answers
-    servicer = GatewayServicer(builder, choices, metrics, config.max_body_bytes)
+    servicer = GatewayServicer(builder, choices, tokenization, metrics, config.max_body_bytes)
     grpc_server.add(servicer, add_gateway_servicer, GATEWAY_SERVICE_NAME)
     generation = GenerationEndpoints(
         builder, choices, admission, metrics, max_body_bytes=config.max_body_bytes, heartbeat_s=config.heartbeat_s
     )
+    tokens = TokenEndpoints(tokenization, admission, metrics, max_body_bytes=config.max_body_bytes)
     status = StatusEndpoints(builder, registry, lambda: pool.is_ready and not grpc_server.is_draining, time.time())
     http_server = HttpServer(
-        build_app(generation, status),
+        build_app(generation, tokens, status),
         config.host,
         config.http_port,
         config.drain_s,

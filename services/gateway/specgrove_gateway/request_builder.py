@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import secrets
 import uuid
@@ -21,10 +20,9 @@ from specgrove_gateway.generation import (
     TextPrompt,
     TokenPrompt,
 )
+from specgrove_gateway.prompt_reader import PromptReader
 
 _SEED_BITS = 53  # a drawn seed survives a JSON reader that keeps numbers as doubles
-_THREAD_ABOVE_CHARS = 2_000  # about half a millisecond of tokenising; more would be felt by other streams
-_MESSAGE_CHARS = 30  # what the template does for a message costs about as much as tokenising so many characters
 _MAX_PRIORITY = 2**31 - 1  # travels as a 32-bit integer
 _SESSION_ID = re.compile(r"[A-Za-z0-9_.:@-]{1,128}")  # safe as a Redis key and as an HTTP header
 
@@ -50,6 +48,7 @@ class RequestBuilder:
 
     def __init__(self, tokenizer: Tokenizer, model_name: str, limits: Callable[[], ModelLimits]) -> None:
         self._tokenizer = tokenizer
+        self._reader = PromptReader(tokenizer)
         self._model_name = model_name
         self._limits = limits
 
@@ -66,11 +65,11 @@ class RequestBuilder:
         # Conditions that need no token count are checked before the prompt is tokenised.
         _stop_conditions(client, max_tokens=_asked_max_tokens(client) or max(1, client.min_tokens or 0))
         limits = self._limits()
-        _check_ids(client.stop_token_ids, limits.vocab_size, "stop_token_ids")
-        _check_ids(tuple(token_id for token_id, _ in client.logit_bias), limits.vocab_size, "logit_bias")
+        check_ids(client.stop_token_ids, limits.vocab_size, "stop_token_ids")
+        check_ids(tuple(token_id for token_id, _ in client.logit_bias), limits.vocab_size, "logit_bias")
         prompt_token_ids = await self._prompt_ids(client)
         max_tokens = _max_tokens(client, len(prompt_token_ids), limits.max_context_len)
-        _check_ids(prompt_token_ids, limits.vocab_size, client.prompt_field)  # no more of them than the context holds
+        check_ids(prompt_token_ids, limits.vocab_size, client.prompt_field)  # no more of them than the context holds
         return GenerationRequest(
             request_id=uuid.uuid4().hex,
             session_id=session_id,
@@ -101,15 +100,9 @@ class RequestBuilder:
 
     async def _prompt_ids(self, client: ClientRequest) -> tuple[int, ...]:
         prompt = client.prompt
-        try:
-            if isinstance(prompt, TokenPrompt):
-                return prompt.token_ids
-            if _num_chars(prompt) > _THREAD_ABOVE_CHARS:
-                ids = await asyncio.to_thread(self._tokenize, prompt)
-            else:
-                ids = self._tokenize(prompt)
-        except InvalidInput as error:
-            raise InvalidInput(error.message, field=client.prompt_field) from error
+        if isinstance(prompt, TokenPrompt):
+            return prompt.token_ids
+        ids = await self._reader.ids(prompt, client.prompt_field)
         if not ids:
             raise InvalidInput(_empty_message(client), field=client.prompt_field)
         return tuple(ids)
@@ -124,17 +117,6 @@ class RequestBuilder:
                 return self._tokenizer.decode(prompt_token_ids)
             case ChatPrompt():
                 raise InvalidInput("echo is for prompts; a chat has none to show", field="echo")
-
-    def _tokenize(self, prompt: TextPrompt | ChatPrompt) -> list[int]:
-        if isinstance(prompt, ChatPrompt):
-            return self._tokenizer.apply_chat_template(prompt.messages)
-        return self._tokenizer.encode(prompt.text)
-
-
-def _num_chars(prompt: TextPrompt | ChatPrompt) -> int:
-    if isinstance(prompt, ChatPrompt):
-        return sum(_MESSAGE_CHARS + len(message.content) for message in prompt.messages)
-    return len(prompt.text)
 
 
 def _is_empty(prompt: Prompt) -> bool:
@@ -238,7 +220,8 @@ def _stop_conditions(client: ClientRequest, *, max_tokens: int) -> StopCondition
     )
 
 
-def _check_ids(token_ids: tuple[int, ...], vocab_size: int, field: str) -> None:
+def check_ids(token_ids: tuple[int, ...], vocab_size: int, field: str) -> None:
+    """Raises InvalidInput naming `field` for an id outside of the vocabulary."""
     if token_ids and (min(token_ids) < 0 or max(token_ids) >= vocab_size):
         wrong = next(token_id for token_id in token_ids if not 0 <= token_id < vocab_size)
         raise InvalidInput(f"{field} holds {wrong}; ids go from 0 to {vocab_size - 1}", field=field)

@@ -41,9 +41,9 @@ async def test_a_long_prompt_is_tokenised_off_the_loop(tokenizer: Tokenizer, mon
     threads: list[int] = []
     encode = Tokenizer.encode
 
-    def recording(self: Tokenizer, text: str) -> list[int]:
+    def recording(self: Tokenizer, text: str, **options: bool) -> list[int]:
         threads.append(threading.get_ident())
-        return encode(self, text)
+        return encode(self, text, **options)
 
     monkeypatch.setattr(Tokenizer, "encode", recording)
     builder = builder_of(tokenizer)
@@ -58,7 +58,7 @@ async def test_many_tiny_messages_are_templated_off_the_loop(
 ) -> None:
     threads: list[int] = []
 
-    def recording(self: Tokenizer, messages: Sequence[ChatMessage]) -> list[int]:
+    def recording(self: Tokenizer, messages: Sequence[ChatMessage], **options: bool) -> list[int]:
         threads.append(threading.get_ident())
         return [5]
 

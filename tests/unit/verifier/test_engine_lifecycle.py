@@ -46,6 +46,27 @@ def test_a_waiting_generation_can_be_cancelled(target: LoadedModel) -> None:
         stand.assert_empty()
 
 
+def test_a_generation_cancelled_in_the_middle_of_its_prompt_reads_no_further(
+    target: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drafter = InProcessDrafter(random_trees(VOCAB_SIZE))
+    with running_stand(target, drafter, max_step_rows=16) as stand:
+        real_run = stand.engine._forward.run
+        doomed = make_request(list(range(5, 85)) * 2, 20)
+
+        def run_and_cancel(batch: object) -> object:
+            if stand.num_forwards == 2:
+                stand.engine.cancel(doomed_running.generation)
+            return real_run(batch)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(stand.engine._forward, "run", run_and_cancel)
+        doomed_running = stand.submit(doomed)
+        stand.until(lambda: stand.num_forwards == 3)
+        stand.assert_empty()
+        assert stand.num_forwards == 3, "160 tokens of prompt take ten steps of 16 rows"
+        assert not drafter.updates, "nobody drafts under half a prompt"
+
+
 def test_a_cancel_with_an_error_is_heard(target: LoadedModel) -> None:
     with running_stand(target) as stand:
         running = stand.start([5], 200)

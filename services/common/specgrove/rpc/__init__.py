@@ -4,9 +4,9 @@ grpc enters specgrove through this package alone; services import the few names 
 """
 
 from grpc import RpcError, StatusCode
-from grpc.aio import AioRpcError, Channel, Metadata, ServicerContext
+from grpc.aio import EOF, AioRpcError, Channel, Metadata, ServicerContext
 
-from specgrove.rpc.channel import open_channel
+from specgrove.rpc.channel import open_blocking_channel, open_channel
 from specgrove.rpc.limits import DEFAULT_MAX_MESSAGE_BYTES
 from specgrove.rpc.server import GrpcServer
 from specgrove.rpc.signals import wait_for_signal
@@ -14,6 +14,7 @@ from specgrove.rpc.status import error_from_rpc
 
 __all__ = [
     "DEFAULT_MAX_MESSAGE_BYTES",
+    "EOF",
     "AioRpcError",
     "Channel",
     "GrpcServer",
@@ -22,6 +23,7 @@ __all__ = [
     "ServicerContext",
     "StatusCode",
     "error_from_rpc",
+    "open_blocking_channel",
     "open_channel",
     "wait_for_signal",
 ]

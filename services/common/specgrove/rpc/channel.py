@@ -1,7 +1,8 @@
-"""Client channels to another pod."""
+"""Client channels to another pod, for an event loop and for threads."""
 
 from __future__ import annotations
 
+import grpc
 import grpc.aio
 
 from specgrove.errors import ConfigError
@@ -20,8 +21,18 @@ def open_channel(
     Nothing is dialled before the first call. A unary call without a timeout of its own gets `unary_timeout_s`; streams
     are as long as a generation, so their callers choose. The owner closes the channel. ConfigError for an empty target.
     """
-    if not target.strip():
-        raise ConfigError(["a gRPC address is empty; write host:port"])
+    _refuse_empty(target)
     return grpc.aio.insecure_channel(
         target, options=channel_options(max_message_bytes), interceptors=[UnaryDeadline(unary_timeout_s)]
     )
+
+
+def open_blocking_channel(target: str, max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES) -> grpc.Channel:
+    """The same for code without an event loop; every call chooses its own timeout."""
+    _refuse_empty(target)
+    return grpc.insecure_channel(target, options=channel_options(max_message_bytes))
+
+
+def _refuse_empty(target: str) -> None:
+    if not target.strip():
+        raise ConfigError(["a gRPC address is empty; write host:port"])

@@ -8,7 +8,7 @@ Clients in other languages need only the code and the details.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from urllib.parse import quote, unquote
 
@@ -49,10 +49,11 @@ def rpc_status_of(error: BaseException) -> RpcStatus:
     return RpcStatus(grpc.StatusCode[status_of(error).grpc], details, tuple(metadata))
 
 
-def error_from_rpc(error: grpc.aio.AioRpcError) -> SpecgroveError:
+def error_from_rpc(error: grpc.aio.AioRpcError | grpc.RpcError) -> SpecgroveError:
     """Our error for a failed call: the one that the server raised, or the nearest for a status it did not choose.
 
-    A peer that is gone, too slow for the deadline or shutting down is PeerUnavailable.
+    Calls of event loops and of threads alike. A peer that is gone, too slow for the deadline or shutting down is
+    PeerUnavailable.
     """
     metadata = _texts(error.trailing_metadata())
     message = error.details() or error.code().name
@@ -60,7 +61,7 @@ def error_from_rpc(error: grpc.aio.AioRpcError) -> SpecgroveError:
     return build(message, metadata)
 
 
-def _texts(metadata: grpc.aio.Metadata | None) -> dict[str, str]:
+def _texts(metadata: Iterable[tuple[str, str | bytes]] | None) -> dict[str, str]:
     return {key: value for key, value in (metadata or ()) if isinstance(value, str)}
 
 

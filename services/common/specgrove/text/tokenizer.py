@@ -73,11 +73,18 @@ class Tokenizer:
             raise InvalidInput("text holds half a character (a lone surrogate); send valid Unicode") from error
         return ids
 
-    def apply_chat_template(self, messages: Sequence[ChatMessage]) -> list[int]:
+    def apply_chat_template(
+        self,
+        messages: Sequence[ChatMessage],
+        *,
+        add_generation_prompt: bool = True,
+        add_special_tokens: bool = False,  # a template writes them itself
+    ) -> list[int]:
         """The ids of a conversation, ready for the assistant's turn. Raises InvalidInput (field `messages`)."""
         if self._chat_template is None:
             raise InvalidInput("this model has no chat template; send a plain prompt instead", field="messages")
-        return self.encode(self._chat_template.render(messages), add_special_tokens=False)
+        text = self._chat_template.render(messages, add_generation_prompt=add_generation_prompt)
+        return self.encode(text, add_special_tokens=add_special_tokens)
 
     def decode(self, token_ids: Sequence[int], *, skip_special: bool = True) -> str:
         """The text of `token_ids`; ids without a token (a padded vocabulary) have none."""
@@ -88,6 +95,10 @@ class Tokenizer:
         """The id of a token as the vocabulary spells it."""
         token_id: int | None = self._backend.token_to_id(token)
         return token_id
+
+    def token_str(self, token_id: int) -> str:
+        """A token as the vocabulary spells it; empty for an id without a token (a padded vocabulary)."""
+        return self._backend.id_to_token(token_id) or ""
 
     def is_special(self, token_id: int) -> bool:
         """True for control tokens, whose text is never shown."""

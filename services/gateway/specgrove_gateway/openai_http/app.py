@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import cast
 
 from starlette.applications import Starlette
@@ -13,22 +14,38 @@ from starlette.routing import Route
 from specgrove.errors import SpecgroveError
 from specgrove_gateway.openai_http.endpoints import GenerationEndpoints
 from specgrove_gateway.openai_http.errors import error_response, refusal
+from specgrove_gateway.openai_http.openapi import build_document
+from specgrove_gateway.openai_http.operations import OPERATIONS
 from specgrove_gateway.openai_http.status_endpoints import StatusEndpoints
+from specgrove_gateway.openai_http.token_endpoints import TokenEndpoints
 
 _CLIENT_CLOSED_REQUEST = 499  # nginx's number; nobody reads it
 
 
-def build_app(generation: GenerationEndpoints, status: StatusEndpoints) -> Starlette:
+def build_app(generation: GenerationEndpoints, tokens: TokenEndpoints, status: StatusEndpoints) -> Starlette:
     """The application; it owns nothing and may be served by any ASGI server."""
+    document = json.dumps(build_document(OPERATIONS), ensure_ascii=False).encode()
+
+    async def openapi(request: Request) -> Response:
+        return Response(document, media_type="application/json")
+
+    endpoints = {
+        "createChatCompletion": generation.chat_completions,
+        "createCompletion": generation.completions,
+        "tokenize": tokens.tokenize,
+        "detokenize": tokens.detokenize,
+        "listModels": status.models,
+        "retrieveModel": status.model,
+        "health": status.health,
+        "ready": status.ready,
+        "version": status.version,
+        "metrics": status.metrics,
+        "openapi": openapi,
+    }
     return Starlette(
         routes=[
-            Route("/v1/chat/completions", generation.chat_completions, methods=["POST"]),
-            Route("/v1/completions", generation.completions, methods=["POST"]),
-            Route("/v1/models", status.models, methods=["GET"]),
-            Route("/v1/models/{model_id:path}", status.model, methods=["GET"]),
-            Route("/health", status.health, methods=["GET"]),
-            Route("/ready", status.ready, methods=["GET"]),
-            Route("/metrics", status.metrics, methods=["GET"]),
+            Route(operation.route, endpoints[operation.operation_id], methods=[operation.method])
+            for operation in OPERATIONS
         ],
         exception_handlers={
             HTTPException: _http_exception,
@@ -42,7 +59,7 @@ def build_app(generation: GenerationEndpoints, status: StatusEndpoints) -> Starl
 async def _http_exception(request: Request, error: Exception) -> Response:
     refused = cast(HTTPException, error)
     messages = {
-        404: f"there is no {request.url.path} here; see /v1/chat/completions, /v1/completions and /v1/models",
+        404: f"there is no {request.url.path} here; see /openapi.json",
         405: f"{request.method} is not allowed on {request.url.path}",
     }
     message = messages.get(refused.status_code, refused.detail)

@@ -19,6 +19,7 @@ from specgrove_gateway.metrics import GatewayMetrics
 from specgrove_gateway.openai_http.answers import AnswerFormat, ChatFormat, Choice, CompletionFormat, Json, Totals
 from specgrove_gateway.openai_http.body import json_object, read_body, require_json
 from specgrove_gateway.openai_http.errors import status_name
+from specgrove_gateway.openai_http.headers import figure_headers, request_headers
 from specgrove_gateway.openai_http.primed_events import PrimedEvents
 from specgrove_gateway.openai_http.requests import HttpRequest, parse_chat, parse_completion
 from specgrove_gateway.openai_http.sse import Answering, ClientGone, EventStream
@@ -65,11 +66,7 @@ class GenerationEndpoints:
                 asked = await _parsed(body, parse, request.headers.get("x-session-id"))
                 generation = await self._builder.build(asked.client)
             answer = make_format(generation, self._builder.served_model().model_id, asked.has_usage_chunk)
-            headers = {
-                "x-request-id": generation.request_id,
-                "x-session-id": generation.session_id,
-                "x-specgrove-seed": str(generation.sampling.seed),
-            }
+            headers = request_headers(generation)
             with log_context(request_id=generation.request_id, session_id=generation.session_id):
                 if asked.is_stream:
                     return await self._streamed(request, generation, asked.has_usage_chunk, answer, headers)
@@ -77,7 +74,7 @@ class GenerationEndpoints:
                     whole = await Answering(request.receive).unless_gone(self._whole(generation, answer))
                 except ClientGone:
                     return Response(status_code=_CLIENT_CLOSED_REQUEST)
-                return JSONResponse(whole, headers=headers)
+                return JSONResponse(whole, headers=headers | figure_headers(whole))
 
     async def _whole(self, generation: GenerationRequest, answer: AnswerFormat) -> Json:
         count = generation.num_choices

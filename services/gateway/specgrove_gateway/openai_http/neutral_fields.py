@@ -23,13 +23,14 @@ _CHAT_ONLY: dict[str, tuple[Any, ...]] = {
     "reasoning_effort": ("none",),
     "verbosity": ("medium",),
     "web_search_options": (),
+    "moderation": (),
     "store": (False,),
     "service_tier": ("auto", "default"),
 }
 _COMPLETION_ONLY: dict[str, tuple[Any, ...]] = {"suffix": ("",)}
 
 # About the caller or for caches of the service; they cannot change an answer.
-_HINTS = ("user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention")
+HINTS = ("user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options")
 
 CHAT_NEUTRAL = _BOTH | _CHAT_ONLY
 COMPLETION_NEUTRAL = _BOTH | _COMPLETION_ONLY
@@ -37,7 +38,7 @@ COMPLETION_NEUTRAL = _BOTH | _COMPLETION_ONLY
 
 def drop_neutral_fields(body: dict[str, Any], neutral: dict[str, tuple[Any, ...]]) -> dict[str, Any]:
     """`body` without the fields that ask for nothing. Raises InvalidInput naming the first that asks for something."""
-    kept = {name: value for name, value in body.items() if name not in _HINTS}
+    kept = {name: value for name, value in body.items() if name not in HINTS}
     for name in list(kept):
         if name not in neutral:
             continue

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
-from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic import BeforeValidator, Field, Tag, WithJsonSchema
 
 from specgrove.errors import InvalidInput
 from specgrove.sampling.params import MAX_EXPANSION_LEVELS, MAX_STOP_STRINGS, SpeculationOptions
@@ -15,46 +14,28 @@ from specgrove.text import ChatMessage
 from specgrove_gateway.generation import ChatPrompt, ClientRequest, Prompt, TextPrompt, TokenPrompt
 from specgrove_gateway.openai_http.logit_bias import read_logit_bias
 from specgrove_gateway.openai_http.neutral_fields import CHAT_NEUTRAL, COMPLETION_NEUTRAL, drop_neutral_fields
+from specgrove_gateway.openai_http.strict_body import LIST, STRING, StrictBody, StringOrList, validated
 
 _MAX_COUNT = 2**31 - 1  # counts travel as 32-bit integers
-_MAX_PROBLEMS_SHOWN = 3
-# Pydantic notes a problem for every item and every unknown key of a body, and a million of them take seconds: a list
-# ends at its first wrong item, and the keys of an object are counted before any is looked at.
+# Pydantic notes a problem for every item of a body, and a million of them take seconds: a list ends at its first wrong
+# item.
 _MAX_MESSAGES = 4096
 _MAX_CONTENT_PARTS = 256
 _MAX_STOP_TOKEN_IDS = 64
-_MAX_KEYS = 64
 _MAX_COMPLETION_LOGPROBS = 5  # as OpenAI says of that endpoint
-_STRING, _LIST = "<string>", "<list>"  # the branches of "a string or a list" in pydantic's paths
 
 Count = Annotated[int, Field(ge=0, le=_MAX_COUNT)]
 # Signed and unbounded here: `SamplingParams` and the request builder refuse wrong values in one voice for both faces.
 Number = int
-_StringOrList = Discriminator(lambda value: _LIST if isinstance(value, list) else _STRING)
 _NoItems = Annotated[list[None], Field(max_length=0, fail_fast=True)]
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_many_keys(cls, value: Any) -> Any:
-        if isinstance(value, dict) and len(value) > _MAX_KEYS:
-            raise PydanticCustomError(
-                "too_many_keys",
-                "an object holds {num_keys} fields; at most {max_keys} are read",
-                {"num_keys": len(value), "max_keys": _MAX_KEYS},
-            )
-        return value
-
-
-class StreamOptionsBody(_Strict):
+class StreamOptionsBody(StrictBody):
     include_usage: bool | None = None
     include_obfuscation: bool | None = None  # padding against traffic analysis; off is all we offer
 
 
-class SpeculationBody(_Strict):
+class SpeculationBody(StrictBody):
     enabled: bool = True
     max_nodes: Count = 0
     max_depth: Count = 0
@@ -74,7 +55,7 @@ class SpeculationBody(_Strict):
 _StopStrings = Annotated[list[str], Field(max_length=MAX_STOP_STRINGS, fail_fast=True)]
 
 
-class _GenerationBody(_Strict):
+class _GenerationBody(StrictBody):
     """What both endpoints share."""
 
     model: str | None = None
@@ -88,7 +69,7 @@ class _GenerationBody(_Strict):
     logit_bias: Any = None  # read by hand: pydantic would look at every one of a million entries
     n: Number | None = None
     max_tokens: Number | None = None
-    stop: Annotated[Annotated[str, Tag(_STRING)] | Annotated[_StopStrings, Tag(_LIST)], _StringOrList] | None = None
+    stop: Annotated[Annotated[str, Tag(STRING)] | Annotated[_StopStrings, Tag(LIST)], StringOrList] | None = None
     # Extensions, named as vLLM names them.
     top_k: Number | None = None
     min_p: float | None = None
@@ -101,7 +82,7 @@ class _GenerationBody(_Strict):
     speculation: SpeculationBody | None = None
 
 
-class TextPart(_Strict):
+class TextPart(StrictBody):
     type: Literal["text"]
     text: str
 
@@ -109,11 +90,11 @@ class TextPart(_Strict):
 _TextParts = Annotated[list[TextPart], Field(max_length=_MAX_CONTENT_PARTS, fail_fast=True)]
 
 
-class MessageBody(_Strict):
+class MessageBody(StrictBody):
     """One message. The null fields are those that clients send back when they echo an assistant's message."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[Annotated[str, Tag(_STRING)] | Annotated[_TextParts, Tag(_LIST)], _StringOrList]
+    content: Annotated[Annotated[str, Tag(STRING)] | Annotated[_TextParts, Tag(LIST)], StringOrList]
     name: None = None
     refusal: None = None
     annotations: _NoItems | None = None
@@ -126,16 +107,35 @@ class MessageBody(_Strict):
         return ChatMessage("system" if self.role == "developer" else self.role, content)
 
 
+Messages = Annotated[list[MessageBody], Field(max_length=_MAX_MESSAGES, fail_fast=True)]
+
+
 class ChatBody(_GenerationBody):
-    messages: Annotated[list[MessageBody], Field(max_length=_MAX_MESSAGES, fail_fast=True)]
+    messages: Messages
     max_completion_tokens: Number | None = None
     logprobs: bool | None = None
     top_logprobs: Number | None = None
 
 
+_PROMPT_LIST_SCHEMA = {
+    "description": "Token ids, or a list of one prompt.",
+    "type": "array",
+    "items": {
+        "anyOf": [
+            {"type": "integer", "minimum": 0},
+            {"type": "string"},
+            {"type": "array", "items": {"type": "integer", "minimum": 0}},
+        ]
+    },
+}
+
+
 class CompletionBody(_GenerationBody):
     # What is in the list is told apart by hand: a union would collect an error per token id and branch.
-    prompt: Annotated[Annotated[str, Tag(_STRING)] | Annotated[list[Any], Tag(_LIST)], _StringOrList]
+    prompt: Annotated[
+        Annotated[str, Tag(STRING)] | Annotated[list[Any], Tag(LIST), WithJsonSchema(_PROMPT_LIST_SCHEMA)],
+        StringOrList,
+    ]
     best_of: Number | None = None
     echo: bool | None = None
     logprobs: Annotated[Number | None, BeforeValidator(lambda value: None if value is False else value)] = None
@@ -152,7 +152,7 @@ class HttpRequest:
 
 def parse_chat(body: dict[str, Any], header_session_id: str | None) -> HttpRequest:
     """The request of POST /v1/chat/completions. Raises InvalidInput naming the field."""
-    parsed = _validate(ChatBody, drop_neutral_fields(body, CHAT_NEUTRAL))
+    parsed = validated(ChatBody, drop_neutral_fields(body, CHAT_NEUTRAL))
     max_tokens, max_tokens_field = parsed.max_tokens, "max_tokens"
     if parsed.max_completion_tokens is not None:
         if max_tokens not in (None, parsed.max_completion_tokens):
@@ -169,7 +169,7 @@ def parse_chat(body: dict[str, Any], header_session_id: str | None) -> HttpReque
 
 def parse_completion(body: dict[str, Any], header_session_id: str | None) -> HttpRequest:
     """The request of POST /v1/completions. Raises InvalidInput naming the field."""
-    parsed = _validate(CompletionBody, drop_neutral_fields(body, COMPLETION_NEUTRAL))
+    parsed = validated(CompletionBody, drop_neutral_fields(body, COMPLETION_NEUTRAL))
     request = _http_request(parsed, _prompt(parsed), "prompt", parsed.max_tokens, "max_tokens", header_session_id)
     if parsed.best_of is not None and parsed.best_of != (1 if parsed.n is None else parsed.n):
         raise InvalidInput("best_of must equal n: nothing is drawn that is not shown", field="best_of")
@@ -239,26 +239,3 @@ def _http_request(
     )
     has_usage_chunk = body.stream_options is not None and bool(body.stream_options.include_usage)
     return HttpRequest(client, bool(body.stream), has_usage_chunk)
-
-
-_BodyT = TypeVar("_BodyT", bound=_GenerationBody)
-
-
-def _validate(model: type[_BodyT], body: dict[str, Any]) -> _BodyT:
-    try:
-        return model.model_validate(body)
-    except ValidationError as error:
-        problems = error.errors(include_url=False, include_context=False, include_input=False)[:_MAX_PROBLEMS_SHOWN]
-        fields = [_field_name(problem["loc"], problem["type"] == "extra_forbidden") for problem in problems]
-        texts = [f"{field or 'body'}: {_text(problem)}" for field, problem in zip(fields, problems, strict=True)]
-        raise InvalidInput("; ".join(texts), field=fields[0] or None) from None
-
-
-def _text(problem: ErrorDetails) -> str:
-    return "unknown field" if problem["type"] == "extra_forbidden" else problem["msg"].replace(" after validation", "")
-
-
-def _field_name(location: tuple[int | str, ...], is_unknown: bool) -> str:
-    """`messages.0.content.1.text`: pydantic's path without the branches of unions, which clients do not know."""
-    ours, theirs = (location[:-1], location[-1:]) if is_unknown else (location, ())  # an unknown name is kept as it is
-    return ".".join(str(part) for part in (*(part for part in ours if part not in (_STRING, _LIST)), *theirs))[:200]

@@ -9,13 +9,14 @@ from starlette.responses import JSONResponse, Response
 
 from specgrove.errors import PeerUnavailable
 from specgrove.telemetry import CollectorRegistry, render_metrics
+from specgrove.version import VERSION
 from specgrove_gateway.openai_http.answers import Json
 from specgrove_gateway.openai_http.errors import error_response
 from specgrove_gateway.request_builder import RequestBuilder
 
 
 class StatusEndpoints:
-    """Models, liveness, readiness and metrics."""
+    """Models, liveness, readiness, version and metrics."""
 
     def __init__(
         self, builder: RequestBuilder, registry: CollectorRegistry, is_ready: Callable[[], bool], started_at_s: float
@@ -42,6 +43,9 @@ class StatusEndpoints:
             return JSONResponse({"status": "ready"})
         return error_response(PeerUnavailable("no verifier is healthy yet"))
 
+    async def version(self, request: Request) -> Response:
+        return JSONResponse({"version": VERSION})
+
     async def metrics(self, request: Request) -> Response:
         page = render_metrics(self._registry, request.headers.get("accept", ""))
         return Response(page.body, headers={"content-type": page.content_type})
@@ -56,4 +60,5 @@ class StatusEndpoints:
         }
         if served.limits is not None:
             model["max_model_len"] = served.limits.max_context_len  # vLLM's name for it
+            model["vocab_size"] = served.limits.vocab_size
         return model

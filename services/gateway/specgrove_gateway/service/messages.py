@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from specgrove.errors import InvalidInput
-from specgrove.outcome import FinishReason, SpeculationStats, TokenLogprobs
+from specgrove.outcome import TokenLogprobs
 from specgrove.proto.v1 import gateway_pb2, generation_pb2, verifier_pb2
 from specgrove.sampling.params import check_num_biases
 from specgrove.sampling.seeds import choice_seed
 from specgrove.text import ChatMessage
 from specgrove.wire import (
+    finish_reason_from_proto,
     finish_reason_to_proto,
     logprobs_from_proto,
     logprobs_to_proto,
     sampling_to_proto,
     speculation_from_proto,
     speculation_to_proto,
+    stats_from_proto,
     stats_to_proto,
     stop_to_proto,
 )
@@ -34,9 +37,9 @@ from specgrove_gateway.generation import (
     TokenPrompt,
     TokenStep,
 )
+from specgrove_gateway.tokenization import TokenizeRequest
 from specgrove_gateway.verifier_pool import VerifierInfo
 
-_FINISH_REASONS = {finish_reason_to_proto(reason): reason for reason in FinishReason}
 _OPTIONAL_FIELDS = (
     "temperature",
     "top_p",
@@ -79,17 +82,36 @@ def _prompt(message: gateway_pb2.GenerateRequest) -> tuple[Prompt, str]:
         case "prompt":
             return TextPrompt(message.prompt), "prompt"
         case "chat":
-            turns = []
-            for turn in message.chat.messages:
-                if turn.role not in ("system", "user", "assistant"):
-                    raise InvalidInput(
-                        f"chat: role {turn.role[:50]!r} is unknown; use system, user or assistant", field="chat"
-                    )
-                turns.append(ChatMessage(turn.role, turn.content))
-            return ChatPrompt(tuple(turns)), "chat"
+            return _chat(message.chat), "chat"
         case "token_ids":
             return TokenPrompt(tuple(message.token_ids.ids)), "token_ids"
     raise InvalidInput("prompt is missing: set one of prompt, chat and token_ids", field="prompt")
+
+
+def _chat(chat: gateway_pb2.ChatMessages) -> ChatPrompt:
+    for turn in chat.messages:
+        if turn.role not in ("system", "user", "assistant"):
+            raise InvalidInput(f"chat: role {turn.role[:50]!r} is unknown; use system, user or assistant", field="chat")
+    return ChatPrompt(tuple(ChatMessage(turn.role, turn.content) for turn in chat.messages))
+
+
+def tokenize_request_from_proto(message: gateway_pb2.TokenizeRequest) -> TokenizeRequest:
+    """What the client wants tokenised. Raises InvalidInput as `client_request_from_proto` does."""
+    options: dict[str, Any] = {
+        name: getattr(message, name)
+        for name in ("add_special_tokens", "add_generation_prompt")
+        if message.HasField(name)
+    }
+    options["model"] = message.model or None
+    options["return_token_strs"] = message.return_token_strs
+    match message.WhichOneof("input"):
+        case "prompt":
+            if message.HasField("add_generation_prompt"):
+                raise InvalidInput("add_generation_prompt needs a chat", field="add_generation_prompt")
+            return TokenizeRequest(TextPrompt(message.prompt), "prompt", **options)
+        case "chat":
+            return TokenizeRequest(_chat(message.chat), "chat", **options)
+    raise InvalidInput("prompt is missing: set one of prompt and chat", field="prompt")
 
 
 def event_to_proto(request: GenerationRequest, choice: ChoiceEvent) -> gateway_pb2.GenerateResponse:
@@ -150,9 +172,9 @@ def step_from_proto(message: verifier_pb2.VerifierGenerateResponse) -> TokenStep
     return TokenStep(
         token_ids=tuple(message.token_ids),
         epoch=message.epoch,
-        finish_reason=_FINISH_REASONS.get(message.finish_reason),
+        finish_reason=finish_reason_from_proto(message.finish_reason),
         stop_string=message.stop_string,
-        stats=_stats_from_proto(message.stats) if message.HasField("stats") else None,
+        stats=stats_from_proto(message.stats) if message.HasField("stats") else None,
         logprobs=logprobs_from_proto(message.logprobs),
         prompt_logprobs=logprobs_from_proto(message.prompt_logprobs),
     )
@@ -169,18 +191,4 @@ def info_from_proto(message: verifier_pb2.DescribeResponse) -> VerifierInfo:
         num_running=message.num_running,
         num_waiting=message.num_waiting,
         max_sessions=message.max_sessions,
-    )
-
-
-def _stats_from_proto(message: generation_pb2.SpeculationStats) -> SpeculationStats:
-    return SpeculationStats(
-        num_steps=message.num_steps,
-        num_drafts=message.num_drafts,
-        num_draft_tokens=message.num_draft_tokens,
-        num_accepted_tokens=message.num_accepted_tokens,
-        num_committed_tokens=message.num_committed_tokens,
-        accepted_per_pos=list(message.accepted_per_pos),
-        drafted_per_pos=list(message.drafted_per_pos),
-        prefill_s=message.prefill_s,
-        decode_s=message.decode_s,
     )

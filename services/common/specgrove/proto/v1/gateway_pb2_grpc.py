@@ -44,6 +44,16 @@ class GatewayServiceStub:
                 request_serializer=specgrove_dot_proto_dot_v1_dot_gateway__pb2.ListModelsRequest.SerializeToString,
                 response_deserializer=specgrove_dot_proto_dot_v1_dot_gateway__pb2.ListModelsResponse.FromString,
                 _registered_method=True)
+        self.Tokenize = channel.unary_unary(
+                '/specgrove.proto.v1.GatewayService/Tokenize',
+                request_serializer=specgrove_dot_proto_dot_v1_dot_gateway__pb2.TokenizeRequest.SerializeToString,
+                response_deserializer=specgrove_dot_proto_dot_v1_dot_gateway__pb2.TokenizeResponse.FromString,
+                _registered_method=True)
+        self.Detokenize = channel.unary_unary(
+                '/specgrove.proto.v1.GatewayService/Detokenize',
+                request_serializer=specgrove_dot_proto_dot_v1_dot_gateway__pb2.DetokenizeRequest.SerializeToString,
+                response_deserializer=specgrove_dot_proto_dot_v1_dot_gateway__pb2.DetokenizeResponse.FromString,
+                _registered_method=True)
 
 
 class GatewayServiceServicer:
@@ -62,6 +72,20 @@ class GatewayServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Tokenize(self, request, context):
+        """The ids that Generate would read for the same input.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Detokenize(self, request, context):
+        """The text of ids, control tokens included.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_GatewayServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -74,6 +98,16 @@ def add_GatewayServiceServicer_to_server(servicer, server):
                     servicer.ListModels,
                     request_deserializer=specgrove_dot_proto_dot_v1_dot_gateway__pb2.ListModelsRequest.FromString,
                     response_serializer=specgrove_dot_proto_dot_v1_dot_gateway__pb2.ListModelsResponse.SerializeToString,
+            ),
+            'Tokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Tokenize,
+                    request_deserializer=specgrove_dot_proto_dot_v1_dot_gateway__pb2.TokenizeRequest.FromString,
+                    response_serializer=specgrove_dot_proto_dot_v1_dot_gateway__pb2.TokenizeResponse.SerializeToString,
+            ),
+            'Detokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Detokenize,
+                    request_deserializer=specgrove_dot_proto_dot_v1_dot_gateway__pb2.DetokenizeRequest.FromString,
+                    response_serializer=specgrove_dot_proto_dot_v1_dot_gateway__pb2.DetokenizeResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -130,6 +164,60 @@ class GatewayService:
             '/specgrove.proto.v1.GatewayService/ListModels',
             specgrove_dot_proto_dot_v1_dot_gateway__pb2.ListModelsRequest.SerializeToString,
             specgrove_dot_proto_dot_v1_dot_gateway__pb2.ListModelsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Tokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/specgrove.proto.v1.GatewayService/Tokenize',
+            specgrove_dot_proto_dot_v1_dot_gateway__pb2.TokenizeRequest.SerializeToString,
+            specgrove_dot_proto_dot_v1_dot_gateway__pb2.TokenizeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Detokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/specgrove.proto.v1.GatewayService/Detokenize',
+            specgrove_dot_proto_dot_v1_dot_gateway__pb2.DetokenizeRequest.SerializeToString,
+            specgrove_dot_proto_dot_v1_dot_gateway__pb2.DetokenizeResponse.FromString,
             options,
             channel_credentials,
             insecure,
