@@ -122,6 +122,7 @@ async def test_the_figures_tell_what_speculation_saved(system: System, face: str
 
 @pytest.mark.parametrize("face", ["whole", "stream", "grpc"])
 async def test_switched_off_nothing_is_drafted_and_no_drafter_hears_of_it(system: System, face: str) -> None:
+    await system.verifier.until(lambda: not system.drafter.sessions)  # the Close of whoever was before
     num_received = len(system.drafter.received)
     figures = await _ask(system, face, speculation={"enabled": False})
     await system.verifier.assert_empty()
