@@ -71,10 +71,11 @@ async def running_gateway(
 
 @asynccontextmanager
 async def gateway_that_says_hello_world(folder: Path) -> AsyncIterator[RunningGateway]:
-    """In front of a verifier that answers "Hello world" to everything and must never see a token that does not exist;
-    bodies over 64 KiB are refused."""
+    """In front of a verifier that answers "Hello world" to everything (and goes on where the end is to be ignored) and
+    must never see a token that does not exist; bodies over 64 KiB are refused."""
     tokenizer = Tokenizer.load(folder)
-    verifier = FakeVerifier(tokenizer, lambda prompt, seed: [*tokenizer.encode("Hello world"), 2])
+    said = [*tokenizer.encode("Hello world"), 2]
+    verifier = FakeVerifier(tokenizer, lambda prompt, seed: said * 256)  # longer than its context
     await verifier.start()
     async with running_gateway(folder, [verifier], max_body_bytes=64 * 1024) as gateway:
         yield gateway

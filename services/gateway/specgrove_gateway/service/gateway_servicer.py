@@ -94,6 +94,7 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServiceServicer):
     ) -> None:
         if request.ByteSize() > self._max_request_bytes:
             raise RequestTooLarge(
-                f"the request exceeds {self._max_request_bytes} bytes; send a shorter {input_field or 'request'}",
+                f"the request is larger than {self._max_request_bytes} bytes; "
+                f"send a shorter {input_field or 'request'}",
                 field=input_field,
             )
