@@ -128,44 +128,22 @@ def multiply_add(typing_context: Any, left: Any, right: Any, addend: Any) -> Any
     return lanes(lanes, lanes, lanes), generate
 
 
-@_emitted
-def add(typing_context: Any, left: Any, right: Any) -> Any:
-    """left + right."""
+def _of_two(instruction: str) -> Any:
+    """A function of two lanes that is one instruction of the compiler's."""
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.fadd(*arguments)
+    def of_two(typing_context: Any, left: Any, right: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            return getattr(builder, instruction)(*arguments)
 
-    return lanes(lanes, lanes), generate
+        return lanes(lanes, lanes), generate
 
-
-@_emitted
-def subtract(typing_context: Any, left: Any, right: Any) -> Any:
-    """left - right."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.fsub(*arguments)
-
-    return lanes(lanes, lanes), generate
+    return _emitted(of_two)
 
 
-@_emitted
-def multiply(typing_context: Any, left: Any, right: Any) -> Any:
-    """left * right."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.fmul(*arguments)
-
-    return lanes(lanes, lanes), generate
-
-
-@_emitted
-def divide(typing_context: Any, left: Any, right: Any) -> Any:
-    """left / right."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.fdiv(*arguments)
-
-    return lanes(lanes, lanes), generate
+add = _of_two("fadd")
+subtract = _of_two("fsub")
+multiply = _of_two("fmul")
+divide = _of_two("fdiv")
 
 
 @_emitted

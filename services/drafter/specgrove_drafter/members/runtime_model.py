@@ -22,6 +22,7 @@ from specgrove.runtime.kv_cache import CachedSequence, KVCache, OutOfBlocks
 from specgrove.runtime.loading import LoadedModel
 from specgrove_drafter.jobs import DraftJob, SessionRef
 from specgrove_drafter.members.computed_rows import CachedSession, NewRows, WantedRow
+from specgrove_drafter.members.draft_ids import DraftIds
 from specgrove_drafter.members.draft_model import ROOT_ROW, Expanded, NodeRow
 from specgrove_drafter.members.feature_feed import FeatureFeed, JointFeed
 from specgrove_drafter.members.law import LawRow, prepare_ranking, rank_children
@@ -62,13 +63,7 @@ class RuntimeDraftModel:
         self._mixing = mixing or Mixing(self._num_models)
         self._cache: KVCache = loaded.new_cache(max_tokens=max_cached_tokens)
         self._forward = PackedForward(loaded, self._cache)
-        vocab = loaded.draft_vocab
-        self._to_target = None if vocab is None else vocab.to_target.to(loaded.device)
-        # A list: few tokens are looked up at a time.
-        self._to_draft: list[int] | None = None if vocab is None else vocab.to_draft.tolist()
-        self._num_inputs = loaded.vocab_size if vocab is None else vocab.to_draft.numel()
-        # A padded SSM may know ids that the target does not.
-        self._num_outputs = target_vocab_size if vocab is None else vocab.to_target.numel()
+        self._ids = DraftIds.of(loaded, target_vocab_size)
         if loaded.may_compile:
             prepare_ranking()
         self._max_catch_up_rows = max_catch_up_rows
@@ -211,7 +206,7 @@ class RuntimeDraftModel:
         first = cached.seq.cached_len
         return SequenceRows(
             cached.seq,
-            self._to_inputs(job.token_ids[first : first + num_rows]),
+            self._ids.inputs(job.token_ids[first : first + num_rows]),
             range(first, first + num_rows),
             range(ROOT_ROW, num_rows - 1),
             [False] * (num_rows - 1) + [is_last and not job.is_catching_up],
@@ -222,7 +217,7 @@ class RuntimeDraftModel:
         if not batch:
             return []
         wanted = [row for new in batch for row in new.wanted]
-        parts = [new.to_sequence_rows(self._to_inputs(new.token_ids)) for new in batch]
+        parts = [new.to_sequence_rows(self._ids.inputs(new.token_ids)) for new in batch]
         logits = self._run(parts, [(row.job, row.depth) for row in wanted])
         laws = self._rank(logits, [self._law_row(row.job, row.depth) for row in wanted], num_children)
         for row, children in zip(wanted, laws, strict=True):
@@ -255,12 +250,6 @@ class RuntimeDraftModel:
             return False
         return True
 
-    def _to_inputs(self, token_ids: Sequence[int]) -> list[int]:
-        # Ids this model has no embedding for stand in as token 0: that costs a draft, not the engine.
-        inputs = [token_id if token_id < self._num_inputs else 0 for token_id in token_ids]
-        to_draft = self._to_draft
-        return inputs if to_draft is None else [to_draft[token_id] for token_id in inputs]
-
     def _run(self, batch: Sequence[SequenceRows], wanted: Sequence[tuple[DraftJob, int]]) -> torch.Tensor:
         """Logits of the rows that want them: `wanted` names their jobs and depths."""
         self._on_forward(sum(len(rows.token_ids) for rows in batch))
@@ -269,15 +258,13 @@ class RuntimeDraftModel:
     def _rank(self, logits: torch.Tensor, rows: Sequence[LawRow], num_children: int) -> list[Children]:
         if not rows:
             return []
-        vocab = self._loaded.draft_vocab
-        other_id = None if vocab is None else vocab.other_id
-        logits = logits.view(len(rows), self._num_models, -1)[..., : self._num_outputs]
+        logits = logits.view(len(rows), self._num_models, -1)[..., : self._ids.num_outputs]
         return rank_children(
             logits,
             rows,
             num_children,
-            to_target=self._to_target,
-            other_id=other_id,
+            to_target=self._ids.to_target,
+            other_id=self._ids.other_id,
             may_compile=self._loaded.may_compile,
         )
 
